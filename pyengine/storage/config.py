@@ -21,7 +21,7 @@ from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineError, NotAStoreError, command, disk_errors, passing
-from pyengine.formats.paths import log_folders, set_log_folders
+from pyengine.formats.paths import folders_of, log_folders, set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
 from pyengine.storage.file_system import refuse_folders_of_others, refuse_links
@@ -336,9 +336,21 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
         lines = [line for line in text.splitlines(keepends=True) if _name_of_line(line) not in kept]
         heading = "# Sizes of this store's files, fixed when it was made.\n" if missing else ""
         kept_heading = "# What its queues contain and where its log is, kept from the last start.\n" if kept else ""
+        _make_log_folders(root, read_file(path), kept)
         fresh = heading + write_toml(missing) + kept_heading + write_toml(kept)
         write_config(path, (fresh + ("\n" if lines else "") + "".join(lines)).encode())
     return True
+
+
+def _make_log_folders(root: str | os.PathLike[str], present: Mapping[str, Value], values: Mapping[str, Value]) -> None:
+    """Make folders that `values` add to a log: once engine.toml names one, it is lost if it does not exist."""
+    from pyengine.storage.durable_writes import make_shared_folder
+
+    known, wanted = (folders_of(root, *(str(given.get(name, "")) for name in LOG_PATHS)) for given in (present, {**present, **values}))
+    if any(folder.is_dir() for folder in known.all):
+        for folder in wanted.writable:
+            if folder not in known.all and not folder.is_dir():
+                make_shared_folder(folder, Path(root))
 
 
 def _unrecorded(path: Path, config: EngineConfig) -> tuple[dict[str, Value], dict[str, Value]]:
@@ -401,6 +413,7 @@ def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> No
     path = config_path(root)
     with exclusive(path):
         load_config(root, read_file(path) | dict(values), environ={})
+        _make_log_folders(root, read_file(path), values)
         _change_lines(path, values, ())
 
 

@@ -9,12 +9,12 @@ import pytest
 
 from fix_cli import changes, picture, run
 from fix_golden import compare_inspect
-from pyengine.errors import CorruptionError, StoreRefusedError
+from pyengine.errors import CorruptionError, ExitCode, StoreRefusedError
 from pyengine.formats.paths import LogFolders, StorePaths, log_folders, set_log_folders, without_log_folders
 from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
 from pyengine.storage.commit_log import list_log, new_segment_folder
-from pyengine.storage.config import load_config, record_sizes
+from pyengine.storage.config import config_path, load_config, record_sizes
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
@@ -178,3 +178,31 @@ def test_folders_that_are_new_to_a_store_need_not_be_there(golden):
     set_log_folders(store.root, "commitlog,not-made-yet", "")
     sorted((store.root / "commitlog").iterdir())[0].unlink()  # by the cleaner
     assert not recover(MessageStore(store.root, discover(store.root, store.sizes))).changed
+
+
+def test_a_disk_is_added_to_a_log_whose_oldest_segments_are_deleted(golden, tmp_path):
+    store, disk = golden("roll"), tmp_path / "disk"
+    sorted((store.root / "commitlog").iterdir())[0].unlink()  # by the cleaner
+    assert run("config", "set", store.root, f"store_path_commit_log=commitlog,{disk}").code == 0
+    assert disk.is_dir() and run("recover", store.root).code == 0
+    disk.rmdir()
+    geometry = discover(store.root, store.sizes)
+    log = list_log(store.root, geometry.mapped_file_size_commit_log_bytes)
+    assert "gap" in [one.kind for one in check(MessageStore(store.root, geometry)).findings]
+    beside = check(MessageStore(store.root, geometry), limit=log[0].start_offset)
+    assert "gap" not in [one.kind for one in beside.findings], "the engine that runs may not use it yet"
+    assert run("config", "set", store.root, "put_timeout_ms=5s").code == 0 and not disk.exists(), "it may be lost"
+
+
+def test_a_disk_that_cannot_be_added_is_not_noted_as_one_of_the_log(golden, tmp_path):
+    store, disk = golden("roll"), tmp_path / "disk"
+    sorted((store.root / "commitlog").iterdir())[0].unlink()
+    disk.symlink_to("not mounted")
+    setting = f"store_path_commit_log=commitlog,{disk / 'log'}"
+    assert run("config", "set", store.root, setting).code == ExitCode.FAILED
+    assert run("rebuild", store.root, "--set", setting).code == ExitCode.FAILED
+    assert not config_path(store.root).exists()
+    disk.unlink()
+    assert run("recover", store.root).code == 0
+    assert run("rebuild", store.root, "--set", setting).code == 0
+    assert (disk / "log").is_dir() and run("recover", store.root).code == 0
