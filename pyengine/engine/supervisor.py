@@ -59,6 +59,7 @@ from pyengine.errors import (
     shown,
 )
 from pyengine.events import Event
+from pyengine.formats.paths import log_folders
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
     MODE_NAMES,
@@ -299,7 +300,8 @@ class Supervisor:
         if memory.state == native.STATE_STOPPING:
             native.store(memory.control.state, "state", native.STATE_RUNNING)
             failpoint("adopted_running")
-        native.refuse_puts(memory.control, native.REFUSE_STOPPING | native.REFUSE_LOST, False)
+        is_whole = all(folder.is_dir() for folder in log_folders(self._root).all)
+        native.refuse_puts(memory.control, native.REFUSE_STOPPING | (native.REFUSE_LOST if is_whole else 0), False)
         self._log_event(Event.ENGINE_ADOPTED, "adopted living workers, without recovery")
         self._memory = memory
         if asked is not None and not self._restart_reason:

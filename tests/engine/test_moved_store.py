@@ -268,6 +268,27 @@ def test_workers_without_a_supervisor_end_by_themselves(make_engine):
     assert living_kinds(engine.root) == [] and stored(engine) == bodies
 
 
+def test_a_supervisor_that_adopts_workers_whose_log_is_still_away_takes_no_puts(make_engine, tmp_path):
+    outside = tmp_path / "disk" / "log"
+    engine = make_engine(store_path_commit_log=str(outside))
+    engine.start()
+    bodies, workers = put_numbers(engine, 0, 2), set(engine.pids()) - {"supervisor"}
+    with engine.memory(writable=True) as memory:
+        native.refuse_puts(memory.control, native.REFUSE_LOST)  # as the last one did, which then died
+    engine.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead, and its orphans are continued")
+    stopped = [engine.suspend(kind) for kind in workers]  # they would end by themselves
+    (tmp_path / "disk").rename(tmp_path / "moved")
+    assert engine.start()["adopted"]
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    with pyengine.connect(engine.root, refusals="return") as producer:
+        assert not producer.put("T", b"x").ok
+    (tmp_path / "moved").rename(tmp_path / "disk")
+    engine.stop()
+    assert stored(engine) == bodies
+
+
 def test_a_worker_that_dies_just_after_the_move_is_started_in_the_moved_store(make_engine):
     engine = make_engine()
     engine.start()
