@@ -109,6 +109,7 @@ class Engine:
         self._shared = _SharedEngine(self.path, self._settings) if shared else None
         self._process: subprocess.Popen[bytes] | None = None
         self._store: HeldStore | None = None
+        self._seen = "stopped", ""
 
     def start(self, progress: Progress | None = None) -> Engine:
         """Create or recover the store; returns when it takes puts."""
@@ -117,6 +118,7 @@ class Engine:
         if self._shared:
             self._shared.join(progress)
             _engines.add(self)
+            self._look()
             return self
         _check_new_start(self.path, self._settings)
         _refuse_second(self.path)
@@ -132,6 +134,7 @@ class Engine:
             process.wait()
             raise
         self._store = _watched_store(self.path)
+        self._look()
         return self
 
     @property
@@ -145,9 +148,9 @@ class Engine:
         return self._look()[1]
 
     def _look(self) -> tuple[str, str]:
-        if self._shared:
-            return self._shared.look()
-        return self._is_up and _find_state(self.path) or ("stopped", "")
+        with contextlib.suppress(EngineError):  # no file can be opened, for example: it is as it was seen last
+            self._seen = self._shared.look() if self._shared else self._is_up and _find_state(self.path) or ("stopped", "")
+        return self._seen
 
     @property
     def _is_up(self) -> bool:
@@ -214,7 +217,10 @@ class Engine:
         return self._process.pid if self._process and self._is_up else None
 
     def __repr__(self) -> str:
-        return f"Engine({str(self.path)!r}, {self.state}{f', pid {self.pid}' if self.pid else ''})"
+        pid = None
+        with contextlib.suppress(EngineError):
+            pid = self.pid
+        return f"Engine({str(self.path)!r}, {self.state}{f', pid {pid}' if pid else ''})"
 
     def __enter__(self) -> Engine:
         return self.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -222,6 +223,18 @@ def test_an_engine_whose_disk_failed_while_it_ran_is_degraded_and_can_be_joined(
         other.stop()
     with pytest.raises(EngineError, match="a segment cannot be made durable"):
         engine.stop()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_engine_has_its_last_state_while_no_file_can_be_opened(root, shared):
+    with pyengine.Engine(root, shared=shared, **SMALL) as engine:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            assert (engine.state, engine.reason) == ("running", "") and f"Engine('{root}', running" in repr(engine)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert engine.state == "stopped"
 
 
 @pytest.mark.parametrize("shared", [False, True])
