@@ -297,10 +297,10 @@ class PreparedCheck:
         self._recent: set[str] = set()  # groups that are not asked in this round
         self._again_after_ms = 0
 
-    def round(self, can_ask: Callable[[str], bool], again_after_ms: int = 0) -> list[Message]:
+    def round(self, can_ask: Callable[[Message], bool], again_after_ms: int = 0) -> list[Message]:
         """Run a round: return the half messages whose producers must be asked now, put back with the check counted.
 
-        `can_ask(group)`: whether this process can ask producers of the group; messages of other groups are put back uncounted.
+        `can_ask(half)`: whether this process can ask a producer about the message; others are put back uncounted.
         A group that this or another process has asked within `again_after_ms` is asked in a later round, and a message that cannot be
         asked about is not put back sooner: otherwise several processes would use up the tries, and store a copy each. Offsets are
         stored once the log is flushed up to the copies: otherwise a power cut could lose copies whose originals are not read again.
@@ -351,7 +351,7 @@ class PreparedCheck:
         reader = self._halves.reader()
         return reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)
 
-    def _check_queue(self, queue_id: int, can_ask: Callable[[str], bool], asked: list[Message]) -> None:
+    def _check_queue(self, queue_id: int, can_ask: Callable[[Message], bool], asked: list[Message]) -> None:
         reader, start_ms = self._halves.reader(), self._halves.now_ms()
         first, half_end = reader.queue_range(TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
         begin = min(max(self._begin(TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
@@ -403,7 +403,7 @@ class PreparedCheck:
             _LOG.error("half message %s can never be put back, so its producer is not asked, and it is moved to %s (%s)", half.msg_id,
                        TRANSACTION_DISCARD_TOPIC, error)
 
-    def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[str], bool],
+    def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[Message], bool],
                       asked: list[Message]) -> bool:
         """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
         times, config = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
@@ -425,7 +425,7 @@ class PreparedCheck:
         elif age_ms < config.transaction_timeout_ms:
             return False
         group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
-        if can_ask(group):
+        if can_ask(half):
             if group in self._recent:
                 return False
             asked.append(self._halves.put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))

@@ -161,7 +161,7 @@ class GroupTransactions:
         It raises the first error after all were asked about, since each of them has one try less now.
         """
         with self._asking:
-            found = self._check.round(self._checkers.__contains__, again_after_ms)
+            found = self._check.round(lambda half: half.properties.get(PROPERTY_PRODUCER_GROUP, "") in self._checkers, again_after_ms)
             asked = [half for half in found if half.uniq_key not in self.open_keys]
             first_error: EngineError | None = None
             for half in asked:

@@ -105,16 +105,20 @@ class AccessList:
         return guarded
 
     def requirement(self, report: Callable[[str, str], None]) -> Require:
-        """Return a function that checks the rights of a request whose key is known to be its client's, for a topic that its header
-        does not name."""
+        """Return a function that checks the rights of a request that is allowed otherwise, for a topic that its header does not name."""
         def require(request: Request, topic: str, right: int) -> None:
-            account = self._account(request.frame.fields.get("AccessKey"), request.connection.host)
-            if isinstance(account, str):  # its account may have been deleted since
-                _refuse_if(account, request, report)
-            elif not account.white.match(request.connection.host):
-                _refuse_if(_missing_right(account, request.frame.code, {topic: right}), request, report)
+            frame = request.frame
+            _refuse_if(self.topic_fault(frame.fields.get("AccessKey"), request.connection.host, frame.code, topic, right), request, report)
 
         return require
+
+    def topic_fault(self, key: str | None, host: str, code: int, topic: str, right: int) -> str:
+        """Return why a client from this address, whose key is known to be its own, lacks a right for a topic, "" if it has it.
+        Thread-safe."""
+        account = self._account(key, host)
+        if isinstance(account, str):  # it may have been deleted since
+            return account
+        return "" if account.white.match(host) else _missing_right(account, code, {topic: right})
 
     def fault(self, frame: Frame, host: str, is_secure: bool = False, *, is_signed: bool = False) -> str:
         """Return RocketMQ's sentence why a request from this address is refused, "" if it is allowed. `is_signed`: a worker of this

@@ -107,7 +107,7 @@ class Gateway:
         positions = Positions(reader, names, self._offsets, executor)
         admin = Admin(reader, names, members, self._offsets, address, executor, self._use_settings)
         pulls = self.pulls = Pulls(reader, names, members, positions, executor, admin.counts.count_gets)
-        ends = self._ends = Ends(self._puts, reader, members, address)
+        ends = self._ends = Ends(self._puts, reader, members, address, None if access is None else access.topic_fault)
         sends = Sends(self._puts, reader, names, address, executor, ends.prepare, members.producer)
         self._offsets.is_fenced = lambda: names.is_fenced
         pops = self.pops = Pops(reader, names, self._offsets, pulls, sends.give_back, executor, partial(self.connections.report, "gateway"))

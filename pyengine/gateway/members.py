@@ -128,7 +128,7 @@ class Client:
     language: str
     version: int
     last_heartbeat_s: float
-    access: dict[str, str]  # the header's field with its access key, if it has one
+    access_key: str | None
 
     def fields(self, connection: Connection) -> dict[str, Any]:
         return {"clientAddr": connection.address, "clientId": self.client_id, "language": self.language, "version": self.version}
@@ -196,8 +196,8 @@ class Members:
                 number = max(1, config.retry_queue_nums)
                 await self._names.create(TopicConfig(retry, number, number, topic_sys_flag=FLAG_UNIT_SUB if group.is_of_unit else 0))
         if not request.connection.is_closed:
-            access = {name: key for name, key in request.frame.fields.items() if name == "AccessKey"}
-            client = Client(client_id, request.frame.language, request.frame.version, self.now_s(), access)
+            access_key = request.frame.fields.get("AccessKey")
+            client = Client(client_id, request.frame.language, request.frame.version, self.now_s(), access_key)
             for group in consumers:
                 self._register(request.connection, group, client)
             for name in producers:

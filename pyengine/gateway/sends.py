@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, half_of, real_queue
@@ -557,8 +557,11 @@ def _described(topic: TopicConfig) -> str:
 class Ends:
     """Serves the ends of transactions, asks producers for missing ones, and cancels messages for a later time."""
 
-    def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address) -> None:
+    def __init__(self, puts: Puts, reader: LiveStoreReader, members: Members, address: Address,
+                 topic_fault: Callable[[str | None, str, int, str, int], str] | None = None) -> None:
+        """`topic_fault`: that of the access list, if there is one."""
         self._puts = puts
+        self._topic_fault = topic_fault
         self._reader = reader
         self._members = members
         self._executor = TurnExecutor(END_THREADS, "ends")
@@ -681,31 +684,28 @@ class Ends:
 
     async def ask_for_ends(self) -> None:
         """Find undecided transactions once, and ask a producer of each one's group; raise errors at the end."""
-        failed: list[Exception | None] = []
         asked: dict[Connection, list[Message]] = {}
-        for half in await self._executor.run(self._check.round, self._can_ask, round(self.interval_s * 500)):
-            try:
-                if (producer := self._producer_of(half)) is not None:  # they have not all gone since
-                    asked.setdefault(producer, []).append(half)
-            except Exception as error:  # noqa: BLE001 - the others must be asked too
-                failed.append(error)
-        failed += await asyncio.gather(*(self._ask_all(producer, halves) for producer, halves in asked.items()))
-        for each in failed:
-            if each is not None:
-                raise each
+        producers = cache(self._producers)  # the rights are checked once in a round, in its thread
 
-    def _can_ask(self, group: str) -> bool:
-        return group in self._members.producers
+        def producers_of(half: Message) -> list[Connection]:
+            topic = ""  # without one _ask() fails
+            with contextlib.suppress(UsageError):
+                topic, _ = real_queue(half)
+            return producers(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), topic)
 
-    def _producer_of(self, half: Message) -> Connection | None:
-        """Return a producer of the group, another one at each try, since not all may know. It may send to the topic: any client may
-        name any group."""
-        topic, clients = real_queue(half)[0], list[Connection]()
-        for connection, client in self._members.producers.get(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), {}).items():
-            with contextlib.suppress(RequestRefusedError):
-                Request(connection, Frame(codes.CHECK_TRANSACTION_STATE, client.access), 0).require(topic, PUB)
-                clients.append(connection)
-        return clients[int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES]) % len(clients)] if clients else None
+        for half in await self._executor.run(self._check.round, lambda half: bool(producers_of(half)), round(self.interval_s * 500)):
+            clients = [each for each in producers_of(half) if not each.is_closed]
+            if clients:  # another one at each try, since not all may know
+                asked.setdefault(clients[int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES]) % len(clients)], []).append(half)
+        for failed in await asyncio.gather(*(self._ask_all(producer, halves) for producer, halves in asked.items())):
+            if failed is not None:
+                raise failed
+
+    def _producers(self, group: str, topic: str) -> list[Connection]:
+        """Return the group's producers that may send to the topic: any client may name any group. Thread-safe."""
+        fault = self._topic_fault
+        return [connection for connection, client in list(self._members.producers.get(group, {}).items())
+                if fault is None or not fault(client.access_key, connection.host, codes.CHECK_TRANSACTION_STATE, topic, PUB)]
 
     async def _ask_all(self, producer: Connection, halves: list[Message]) -> Exception | None:
         """Ask a producer as fast as it reads, for an interval at most; return an error. The next round asks about what is left."""
@@ -717,7 +717,7 @@ class Ends:
                         await self._ask(producer, half)
                     except OSError:
                         raise
-                    except Exception as error:  # noqa: BLE001 - as above
+                    except Exception as error:  # noqa: BLE001 - the others must be asked about too
                         failed = error
         return failed
 

@@ -98,7 +98,7 @@ def prepare(halves, body=b"x", *, group="g", unique_key="U", more="", **fields):
     return half
 
 
-def rounds(engine, check, can_ask=lambda group: True):
+def rounds(engine, check, can_ask=lambda half: True):
     messages(engine, HALF)
     messages(engine, OP)
     return check.round(can_ask)
@@ -374,7 +374,7 @@ def test_a_group_that_cannot_be_asked_loses_no_try_and_keeps_none_up(engine, hal
     prepare(halves, b"mine", group="mine", unique_key="B")
     halves.ahead_ms = 10_000
     check = PreparedCheck(halves)
-    (asked,) = rounds(engine, check, lambda group: group == "mine")
+    (asked,) = rounds(engine, check, lambda half: half.properties["PGROUP"] == "mine")
     assert asked.body == b"mine" and offsets(engine) == (2, 0)
     halves.ahead_ms += 1000
     asked = rounds(engine, check)
@@ -387,10 +387,10 @@ def test_a_group_that_cannot_be_asked_is_not_put_back_by_each_process_in_turn(en
     messages(engine, HALF)
     halves.ahead_ms = 10_000
     for _ in range(3):
-        assert PreparedCheck(halves).round(lambda group: False, 30_000) == []
+        assert PreparedCheck(halves).round(lambda half: False, 30_000) == []
     assert len(messages(engine, HALF)) == 1
     halves.ahead_ms = 31_000
-    assert PreparedCheck(halves).round(lambda group: False, 30_000) == []
+    assert PreparedCheck(halves).round(lambda half: False, 30_000) == []
     assert len(messages(engine, HALF)) == 2
 
 
@@ -504,10 +504,10 @@ def test_a_commit_that_no_slave_has_confirmed_is_not_made_again(tmp_path, monkey
         confirm(half.physical_offset + half.size_bytes)
         halves.end(half, "commit")
         halves.ahead_ms = 10_000
-        for asked in PreparedCheck(halves).round(lambda group: True):
+        for asked in PreparedCheck(halves).round(lambda half: True):
             halves.end(asked, "commit")
         confirm(store.max_physical_offset("written"))
-        assert bodies(engine) == [b"x"] and PreparedCheck(halves).round(lambda group: True) == []
+        assert bodies(engine) == [b"x"] and PreparedCheck(halves).round(lambda half: True) == []
         halves.close()
 
 

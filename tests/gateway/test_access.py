@@ -34,6 +34,7 @@ from fix_gateway import (
 )
 from pyengine.engine_config import EngineConfig
 from pyengine.events import LINES_MAX
+from pyengine.formats.record import decode_record
 from pyengine.gateway import acl_file, codes
 from pyengine.gateway.access import AccessList
 from pyengine.gateway.acl_file import AccessError, Addresses
@@ -582,6 +583,19 @@ def test_a_producer_is_asked_only_with_the_right_of_the_topic(guarded):
     for _ in range(3):
         assert b"a secret" in clients[1].wait_told(codes.CHECK_TRANSACTION_STATE).body
     assert ask(clients[0], codes.HEART_BEAT, body=b"{}", account=USER) and not clients[0].told
+
+
+def test_a_transaction_of_which_nobody_may_be_asked_loses_no_try(guarded):
+    """Otherwise an account that names its group while its producer is down has it put aside."""
+    clients, beat = [guarded.broker(), guarded.broker()], {"clientID": "me", "producerDataSet": [{"groupName": "lonely"}]}
+    assert ask(clients[0], codes.HEART_BEAT, body=json.dumps(beat).encode(), account=USER).code == codes.SUCCESS
+    text = "TRAN_MSG\x01true\x02PGROUP\x01lonely\x02UNIQ_KEY\x01L"
+    assert ask(clients[1], codes.SEND_MESSAGE_V2, send_fields("none", 0, text, f=4, g=time_ns() // 1_000_000), b"a secret").code == 0
+    with pyengine.open_store(guarded.root) as store:
+        eventually(lambda: len(store.query_message("RMQ_SYS_TRANS_HALF_TOPIC", "L", level="committed")) > 2, "it is put back twice")
+    assert ask(clients[1], codes.HEART_BEAT, body=json.dumps(beat).encode(), account=ALL).code == codes.SUCCESS
+    asked = decode_record(clients[1].wait_told(codes.CHECK_TRANSACTION_STATE).body)
+    assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1" and not clients[0].told
 
 
 def test_a_timed_transaction_is_ended_only_with_the_right_of_the_topic_it_is_for(guarded):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from types import SimpleNamespace
 
@@ -11,9 +12,11 @@ import pytest
 
 import pyengine
 from fix_gateway import LocalClient, send_fields, start_served
+from pyengine.client.half_messages import real_queue
+from pyengine.errors import UsageError
 from pyengine.formats.record import decode_record, encode_message_id
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Request
+from pyengine.gateway.connections import Connection, Connections, Limits, Request
 from pyengine.gateway.names import Address
 from pyengine.gateway.sends import END_THREADS, Ends
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
@@ -171,31 +174,62 @@ def test_a_half_message_that_was_put_aside_is_asked_about_again(tmp_path):
         served.close()
 
 
-def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served, monkeypatch):
-    asked = []
+def clients_of(*access_keys):
+    """The clients of a producer group, by connections without sockets."""
+    found = {Connection(Connections(Limits(), print), {}): SimpleNamespace(access_key=key) for key in access_keys}
+    for connection in found:
+        connection.is_closed = False
+    return found
 
-    def producer_of(half):
-        if half == "names no topic":
-            raise ValueError(half)
-        return half.partition(" ")[0]
+
+def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served, monkeypatch):
+    asked, clients = [], clients_of("one", "two")
+    halves = [SimpleNamespace(body=body, msg_id=body, properties={"PGROUP": "g", "TRANSACTION_CHECK_TIMES": times})
+              for body, times in (("bad", "2"), ("gone", "3"), ("good", "4"), ("not reached", "5"))]
 
     async def ask(producer, half):
-        if half == "one bad":
-            raise ValueError(half)
-        if half == "two gone":
-            raise ConnectionError(half)
-        asked.append(half)
+        if half.body == "bad":
+            real_queue(half)
+        if half.body == "gone":
+            raise ConnectionError(half.body)
+        asked.append(half.body)
 
     with pyengine.open_store(served.root) as reader:
         ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
-        for name, function in (("_producer_of", producer_of), ("_ask", ask)):
-            monkeypatch.setattr(ends, name, function)
-        for bad in ("names no topic", "one bad"):
-            ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms, bad=bad: [bad, "two gone", "one good", "two good"])
-            with pytest.raises(ValueError, match=bad):
-                asyncio.run(ends.ask_for_ends())
+        ends._members = SimpleNamespace(producers={"g": clients})
+        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)))
+        monkeypatch.setattr(ends, "_ask", ask)
+        with pytest.raises(UsageError, match="bad names no topic"):
+            asyncio.run(ends.ask_for_ends())
         ends.close()
-    assert asked == ["one good"] * 2
+    assert asked == ["good"]
+
+
+def test_the_rights_of_producers_are_looked_up_once_in_a_round_and_not_in_the_loop(served, monkeypatch):
+    """Otherwise a group of many producers, which any client may name, delays all others for each undecided message."""
+    looked, asked = [], []
+    names = [f"key {number}" for number in range(4)]
+    clients = clients_of(*names)
+    halves = [SimpleNamespace(properties={"PGROUP": group, "REAL_TOPIC": "T", "REAL_QID": "0", "TRANSACTION_CHECK_TIMES": str(times)})
+              for times in range(6) for group in ("g", "gone")]
+
+    def topic_fault(key, host, code, topic, right):
+        looked.append((threading.current_thread(), key, topic))
+        return "" if key in names[1:3] else "No default permission"
+
+    async def ask(producer, half):
+        asked.append(clients[producer].access_key)
+
+    with pyengine.open_store(served.root) as reader:
+        ends = Ends(None, reader, SimpleNamespace(producers={"g": clients}), Address("127.0.0.1:10911", "broker-a", "DefaultCluster"),
+                    topic_fault)
+        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)))
+        monkeypatch.setattr(ends, "_ask", ask)
+        asyncio.run(ends.ask_for_ends())
+        ends.close()
+    assert sorted(asked) == names[1:2] * 3 + names[2:3] * 3
+    assert [row[1:] for row in looked] == [(name, "T") for name in names]
+    assert threading.current_thread() not in {row[0] for row in looked}
 
 
 def test_ends_beyond_the_log_hold_up_no_thread(served, monkeypatch):
