@@ -66,8 +66,18 @@ def test_a_tool_of_rocketmq_5_asks_for_one_topic_or_group(served, topic):
     assert client.ask(codes.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": "gone"}).code == codes.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-def test_the_data_version_changes_with_the_tables_whoever_changes_them(served, topic):
-    client, group = served.broker(), "versioned"
+@pytest.fixture
+def alone(tmp_path):
+    """A store whose tables nobody else changes."""
+    store = start_served(tmp_path / "store")
+    yield store
+    store.close()
+
+
+def test_the_data_version_changes_with_the_tables_whoever_changes_them(alone):
+    served, topic, group = alone, "T", "versioned"
+    client = served.broker()
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic), b"first").code == codes.SUCCESS
 
     def versions():
         for code, name in ((codes.GET_ALL_TOPIC_CONFIG, "topics.json"), (codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, "subscriptionGroup.json")):
