@@ -296,6 +296,8 @@ class PreparedCheck:
         self._reached = _RoundProgress(0)
         self._recent: set[str] = set()  # groups that are not asked in this round
         self._again_after_ms = 0
+        self.not_asked: set[int] = set()
+        """Physical offsets of what the last round returned in vain: that try does not count."""
 
     def round(self, can_ask: Callable[[Message], bool], again_after_ms: int = 0) -> list[Message]:
         """Run a round: return the half messages whose producers must be asked now, put back with the check counted.
@@ -407,6 +409,7 @@ class PreparedCheck:
                       asked: list[Message]) -> bool:
         """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
         times, config = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
+        times -= half.physical_offset in self.not_asked
         age_ms = _age_ms(half, start_ms)
         if times >= config.transaction_check_max or age_ms > config.file_reserved_time_hours * 3_600_000:
             self._halves.discard(half)

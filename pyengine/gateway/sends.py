@@ -697,6 +697,8 @@ class Ends:
             clients = [each for each in producers_of(half) if not each.is_closed]
             if clients:  # another one at each try, since not all may know
                 asked.setdefault(clients[int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES]) % len(clients)], []).append(half)
+        if asked:
+            self._check.not_asked.clear()
         for failed in await asyncio.gather(*(self._ask_all(producer, halves) for producer, halves in asked.items())):
             if failed is not None:
                 raise failed
@@ -708,8 +710,10 @@ class Ends:
                 if fault is None or not fault(client.access_key, connection.host, codes.CHECK_TRANSACTION_STATE, topic, PUB)]
 
     async def _ask_all(self, producer: Connection, halves: list[Message]) -> Exception | None:
-        """Ask a producer as fast as it reads, for an interval at most; return an error. The next round asks about what is left."""
+        """Ask a producer as fast as it reads, for an interval at most; return an error. The next round asks about what is left, with
+        no try less if this producer took any."""
         failed: Exception | None = None
+        number = 0
         with contextlib.suppress(OSError):  # it does not read, or has gone
             async with asyncio.timeout(max(INVOKE_TIMEOUT_S, self.interval_s)):
                 for half in halves:
@@ -719,6 +723,9 @@ class Ends:
                         raise
                     except Exception as error:  # noqa: BLE001 - the others must be asked about too
                         failed = error
+                    number += 1
+        if number:
+            self._check.not_asked.update(half.physical_offset for half in halves[number:])
         return failed
 
     async def _ask(self, producer: Connection, half: Message) -> None:

@@ -381,6 +381,17 @@ def test_a_group_that_cannot_be_asked_loses_no_try_and_keeps_none_up(engine, hal
     assert {one.body: one.properties["TRANSACTION_CHECK_TIMES"] for one in asked} == {b"other": "1", b"mine": "2"}
 
 
+def test_a_message_that_the_last_round_did_not_come_to_loses_no_try(engine, halves):
+    prepare(halves)
+    halves.ahead_ms = 10_000
+    check = PreparedCheck(halves)
+    for times in ("1", "1", "2"):
+        (asked,) = rounds(engine, check)
+        assert asked.properties["TRANSACTION_CHECK_TIMES"] == times
+        check.not_asked = {asked.physical_offset} if times == "1" and halves.ahead_ms == 10_000 else set()
+        halves.ahead_ms += 1000
+
+
 def test_a_group_that_cannot_be_asked_is_not_put_back_by_each_process_in_turn(engine, halves):
     """Each of many processes would store a copy of each such message in each interval, for the 72 hours that it is kept."""
     prepare(halves)

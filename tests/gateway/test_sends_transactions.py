@@ -184,8 +184,8 @@ def clients_of(*access_keys):
 
 def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served, monkeypatch):
     asked, clients = [], clients_of("one", "two")
-    halves = [SimpleNamespace(body=body, msg_id=body, properties={"PGROUP": "g", "TRANSACTION_CHECK_TIMES": times})
-              for body, times in (("bad", "2"), ("gone", "3"), ("good", "4"), ("not reached", "5"))]
+    halves = [SimpleNamespace(body=body, msg_id=body, physical_offset=at, properties={"PGROUP": "g", "TRANSACTION_CHECK_TIMES": times})
+              for at, (body, times) in enumerate([("bad", "2"), ("gone", "3"), ("good", "4"), ("gone", "5"), ("gone", "6"), ("good", "8")])]
 
     async def ask(producer, half):
         if half.body == "bad":
@@ -197,12 +197,13 @@ def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served
     with pyengine.open_store(served.root) as reader:
         ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
         ends._members = SimpleNamespace(producers={"g": clients})
-        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)))
+        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)), not_asked={100})
         monkeypatch.setattr(ends, "_ask", ask)
         with pytest.raises(UsageError, match="bad names no topic"):
             asyncio.run(ends.ask_for_ends())
         ends.close()
     assert asked == ["good"]
+    assert ends._check.not_asked == {4, 5}, "a producer that takes none has one try less"
 
 
 def test_the_rights_of_producers_are_looked_up_once_in_a_round_and_not_in_the_loop(served, monkeypatch):
@@ -223,7 +224,7 @@ def test_the_rights_of_producers_are_looked_up_once_in_a_round_and_not_in_the_lo
     with pyengine.open_store(served.root) as reader:
         ends = Ends(None, reader, SimpleNamespace(producers={"g": clients}), Address("127.0.0.1:10911", "broker-a", "DefaultCluster"),
                     topic_fault)
-        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)))
+        ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)), not_asked=set())
         monkeypatch.setattr(ends, "_ask", ask)
         asyncio.run(ends.ask_for_ends())
         ends.close()
