@@ -21,7 +21,7 @@ from pyengine.storage.check import parts as check_log
 from pyengine.storage.check import report as check_report
 from pyengine.storage.check.check import check
 from pyengine.storage.check.report import FINDINGS_PER_KIND_MAX, KINDS, Grade, Severity
-from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, write_checkpoint
+from pyengine.storage.checkpoint import create_abort_file, note_sync_failure, read_checkpoint, write_checkpoint
 from pyengine.storage.index_file import read_index_header
 from pyengine.storage.mapped_file import used_end
 from pyengine.storage.message_store import MessageStore, discover
@@ -192,6 +192,17 @@ def bad_index_header(store):
 
 def lose_an_index_file(store):
     sorted((store.root / "index").iterdir())[-1].unlink()
+
+
+def test_an_index_that_was_full_before_the_clock_was_set_back_is_right(builder):
+    for number in range(builder.geometry.index_layout.max_index_num):
+        builder.put("T", keys=f"k{number}")
+    builder.now_ms -= 3_600_000
+    builder.put("T")
+    store = MessageStore(builder.root, builder.geometry)
+    recover(store)
+    assert read_checkpoint(store).index_msg_timestamp_ms > builder.now_ms
+    assert found(check(store)) == []
 
 
 def checkpoint_ahead(store):
