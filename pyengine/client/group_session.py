@@ -624,9 +624,13 @@ class SharedFlight(InFlight):
 
 @dataclass(slots=True)
 class SharedAssignment(AssignedQueue):
-    """A queue that this member reads with all others. `buffer` has the messages from `base` to `position` that match, taken or not."""
+    """A queue that this member reads with all others.
+
+    `buffer` has the messages from `base` to `position` that match, without those that were taken since `base` was the end of `tenure`.
+    """
 
     base: int = 0
+    tenure: int = -1
 
     @property
     def shared(self) -> SharedFlight:
@@ -636,11 +640,11 @@ class SharedAssignment(AssignedQueue):
 
     def follow(self) -> None:
         """Drop what others have taken meanwhile."""
-        end = self.shared.table.end
-        if not self.base <= end <= self.position:
+        tenure, end = self.shared.table.tenure, self.shared.table.end
+        if tenure != self.tenure or not self.base <= end <= self.position:
             self.buffer.clear()
             self.position = end
-        self.base = end
+        self.tenure, self.base = tenure, end
         while self.buffer and self.buffer[0].queue_offset < end:
             self.buffer.popleft()
 

@@ -336,18 +336,30 @@ def test_a_reset_of_a_queue_during_a_turn_keeps_what_the_turn_says_of_others(eng
         put(engine, names[0], 2, queue_id)
     one, other = member(commit_interval_s=60), member(commit_interval_s=60)
     found = pull(one, 4)
-    write = acknowledgements.SharedLog.write
+    write, mine, resets = acknowledgements.SharedLog.write, (session_of(one).log, threading.get_ident()), []
 
     def reset_before(log):
-        monkeypatch.setattr(acknowledgements.SharedLog, "write", write)
-        pyengine.ConsumerGroups(engine.path).reset(*names, 0, [1])
+        if (log, threading.get_ident()) == mine and not resets:  # the members' own threads have turns too
+            resets.append(pyengine.ConsumerGroups(engine.path).reset(*names, 0, [1]))
         return write(log)
 
     one.ack([each for each in found if each.queue_id == 0])
     monkeypatch.setattr(acknowledgements.SharedLog, "write", reset_before)
     one.pull(timeout_s=0)
     monkeypatch.setattr(acknowledgements, "COMPACT_BYTES", 1 << 20)
-    assert other.commit([]) == {0: 2, 1: 0}
+    assert resets == [{1: 0}] and other.commit([]) == {0: 2, 1: 0}
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_a_reset_goes_back_into_what_a_member_has_just_taken_or_fetched(engine, names, member, count):
+    put(engine, names[0], 6)
+    earlier = member()
+    earlier.ack(pull(earlier, 6)[4])
+    earlier.close()
+    one = member()
+    assert offsets(pull(one, count)) == [0, 1, 2, 3, 5][:count], "message 4 was acknowledged"
+    pyengine.ConsumerGroups(engine.path).reset(*names, 1)
+    assert offsets(pull(one, 5)) == [1, 2, 3, 4, 5] and one.commit([]) == {0: 1}
 
 
 def test_a_reset_sets_all_members_and_voids_what_they_had(engine, names, member):
@@ -399,6 +411,14 @@ def test_removed_files_cost_a_redelivery_at_most(engine, names, member):
     for folder in ("consumers", "consumers/acks"):
         (engine.path / "config" / folder / "@".join(names)).unlink()
     assert offsets(pull(one)) == [3]
+
+
+def test_a_removed_file_of_acknowledgements_repeats_what_was_taken_last(engine, names, member):
+    put(engine, names[0], 4)
+    one = member()
+    assert offsets(pull(one, 4)) == [0, 1, 2, 3]
+    AckFile(engine.path, "@".join(names)).remove()
+    assert offsets(pull(one, 4)) == [0, 1, 2, 3] and one.commit([]) == {0: 0}
 
 
 def test_a_member_that_could_not_join_in_the_new_file_joins_at_the_next_try(engine, names, member, monkeypatch):
