@@ -100,14 +100,15 @@ class PyengineBroker(AsyncBroker):
         try:
             await super().shutdown()
         finally:
-            await arguments.end_block(self._disconnect)
+            consumer, self._consumer = self._consumer, None
+            producer, self._producer = self._producer, None
+            await arguments.end_block(_close, consumer, producer)
 
-    def _disconnect(self) -> None:
-        consumer, self._consumer = self._consumer, None
-        producer, self._producer = self._producer, None
-        for each in (consumer, producer):
-            if each is not None:
-                each.close()
+
+def _close(*parts: Consumer | Producer | None) -> None:
+    for each in parts:
+        if each is not None:
+            each.close()
 
 
 def _due_ms(labels: Mapping[str, object]) -> int | None:
