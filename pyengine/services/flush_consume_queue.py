@@ -2,7 +2,7 @@
 
 Once in flush_interval_consume_queue_ms:
 
-    1 read the targets: `reput_from`, and (flushed, its store time) as one pair
+    1 read the targets: `reput_from`, `flushed`, and the end of the log with its store time
     2 sync the queue files that have entries of the records since the last round;
       enter new topics into config/topics.json
     3 sync the index files that became full since

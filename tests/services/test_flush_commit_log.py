@@ -1,4 +1,4 @@
-"""Flushing: `flushed` covers only what was synced, the pair never runs ahead, the first failure is final."""
+"""Flushing: `flushed` covers only what was synced, a new flusher waits for its writer, the first failure is final."""
 
 from __future__ import annotations
 
@@ -65,6 +65,10 @@ def test_flushed_does_not_move_until_the_writer_has_vouched_for_this_flusher(flu
     for _ in range(3):
         assert not service.work()
     assert not service.drain()
+    assert flushed(owner) == 0
+    assert service.incarnation == native.load(owner.control.flusher, "incarnation") == 1
+    writer.vouch()
+    go_until(service, lambda: flushed(owner) == writer.end, "flushed after the writer vouched")
 
 
 def test_a_flush_takes_everything_over_segments(flusher):
