@@ -82,7 +82,7 @@ class Children:
         self._note_death = died
         self._children = {kind.number: _Child(kind) for kind in kinds}
         self._restarting = True
-        self.may_start = True  # False: no new process can attach to this engine
+        self.may_start = True  # False: no new process can attach to this engine, or find its log
         self._to_renew: list[_Child] = []
         self._renewing: _Child | None = None
         self._renew_by_s = NEVER_S
@@ -176,6 +176,8 @@ class Children:
         if self._lock.kind_taken(child.kind.number):  # a thread of the dead worker still exists, or another worker of this kind runs
             if not self._adopt(child):
                 child.due_s = time.monotonic() + LOCK_POLL_INTERVAL_S
+            return
+        if not self.may_start:
             return
         try:
             child.process = self._spawn(child.kind)

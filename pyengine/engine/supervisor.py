@@ -59,7 +59,7 @@ from pyengine.errors import (
     shown,
 )
 from pyengine.events import Event
-from pyengine.formats.paths import log_folders
+from pyengine.formats.paths import folders_of
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import (
     MODE_NAMES,
@@ -300,8 +300,12 @@ class Supervisor:
         if memory.state == native.STATE_STOPPING:
             native.store(memory.control.state, "state", native.STATE_RUNNING)
             failpoint("adopted_running")
-        is_whole = all(folder.is_dir() for folder in log_folders(self._root).all)
-        native.refuse_puts(memory.control, native.REFUSE_STOPPING | (native.REFUSE_LOST if is_whole else 0), False)
+        folders = folders_of(self._root, running.store_path_commit_log, running.read_only_commit_log_store_paths)
+        gone = [folder for folder in folders.all if not folder.is_dir()]
+        if gone:
+            self._loss = Loss(f"{gone[0]} was moved or removed while the engine ran", True, False)
+            native.refuse_puts(memory.control, native.REFUSE_LOST)
+        native.refuse_puts(memory.control, native.REFUSE_STOPPING | (0 if gone else native.REFUSE_LOST), False)
         self._log_event(Event.ENGINE_ADOPTED, "adopted living workers, without recovery")
         self._memory = memory
         if asked is not None and not self._restart_reason:
@@ -348,6 +352,7 @@ class Supervisor:
         self._pool = PoolGrowth(self._memory, self._log_event)
         bridge = LatchBridge(self._memory, self._selector)  # last: its thread must not outlive the mapping
         try:
+            children.may_start = not self._loss  # a worker would look for the log, or make it, where it was
             children.start()
             if self._become_ready(children):
                 if not outcome["adopted"]:
@@ -370,6 +375,9 @@ class Supervisor:
 
     def _become_ready(self, children: Children) -> bool:
         """Wait until every worker is ready; False if one cannot come up, or the engine must stop."""
+        if self._loss:  # before the adoption
+            self._report({"error": self._loss.sentence, "exit_code": int(ExitCode.USAGE)})
+            return False
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while not children.all_ready and not self._must_stop and not children.halted:
             if time.monotonic() > deadline_s:

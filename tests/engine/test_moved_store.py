@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 import pyengine
@@ -17,6 +18,7 @@ from fix_cli import run
 from fix_engine import EACH_MODE, SMALL, put_numbers, stored
 from pyengine.engine.kinds import child_environment
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode
+from pyengine.formats.small_file import opened
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -26,13 +28,9 @@ SEGMENT = 65536
 
 
 def wait_ended(pid: int) -> None:
-    """Wait until the process is gone; it is a child of this process or of none."""
-    def is_gone():
-        try:
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-    eventually(is_gone, f"process {pid} has ended", timeout_s=60)
+    """Wait until every thread of the process has ended, and the kernel has continued the children that it leaves."""
+    with contextlib.suppress(ProcessLookupError), opened(os.pidfd_open(pid)) as descriptor:
+        assert select.select([descriptor], [], [], scaled_timeout_s(60))[0], f"process {pid} has not ended"
 
 
 def put_until_refused(producer, bodies: list[bytes], first: int = 0) -> str:
@@ -268,23 +266,28 @@ def test_workers_without_a_supervisor_end_by_themselves(make_engine):
     assert living_kinds(engine.root) == [] and stored(engine) == bodies
 
 
-def test_a_supervisor_that_adopts_workers_whose_log_is_still_away_takes_no_puts(make_engine, tmp_path):
+@pytest.mark.parametrize("dead", ["", pytest.param("allocator", marks=pytest.mark.ci)])
+def test_workers_whose_log_was_moved_are_ended_by_the_supervisor_that_adopts_them(make_engine, tmp_path, dead):
     outside = tmp_path / "disk" / "log"
     engine = make_engine(store_path_commit_log=str(outside))
     engine.start()
     bodies, workers = put_numbers(engine, 0, 2), set(engine.pids()) - {"supervisor"}
-    with engine.memory(writable=True) as memory:
-        native.refuse_puts(memory.control, native.REFUSE_LOST)  # as the last one did, which then died
-    engine.kill("supervisor")
-    eventually(lambda: native.SUPERVISOR not in living_kinds(engine.root), "it is dead, and its orphans are continued")
-    stopped = [engine.suspend(kind) for kind in workers]  # they would end by themselves
-    (tmp_path / "disk").rename(tmp_path / "moved")
-    assert engine.start()["adopted"]
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
     with pyengine.connect(engine.root, refusals="return") as producer:
-        assert not producer.put("T", b"x").ok
+        wait_ended(engine.kill("supervisor"))
+        for kind in workers - {dead}:
+            engine.suspend(kind)  # they would end by themselves
+        if dead:
+            wait_ended(engine.kill(dead))
+        (tmp_path / "disk").rename(tmp_path / "moved")
+        with pytest.raises(EngineError, match=f"{outside} was moved or removed"):
+            engine.start()
+        engine.wait_gone()
+        assert not producer.put("T", b"x", timeout_s=1).ok
+    assert not (tmp_path / "disk").exists() and (engine.root / "abort").exists() == bool(dead)
+    assert ("ENGINE_STOPPED" in engine.log()) == (not dead)
     (tmp_path / "moved").rename(tmp_path / "disk")
+    engine.start()
+    bodies += put_numbers(engine, 2, 1)
     engine.stop()
     assert stored(engine) == bodies
 
