@@ -95,11 +95,14 @@ def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_l
     return segments
 
 
-def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile]) -> str:
-    """Return a sentence about a folder of the log that does not exist and may have segments besides these; "" if there is none."""
+def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile], *, is_running: bool = False) -> str:
+    """Return a sentence about a folder of the log that does not exist and may have segments besides these; "" if there is none.
+
+    What runs (`is_running`) may not use a writable one yet.
+    """
     folders = log_folders(root)
     needed = folders.read_only
-    if segments and segments[0].start_offset > 0:  # older ones may be deleted, or be in a folder of an earlier start
+    if not is_running and segments and segments[0].start_offset > 0:  # older ones may be deleted, or be in a folder of an earlier start
         needed += recorded_log_folders(root).writable
     gone = [folder for folder in folders.all if folder in needed and not folder.is_dir()]
     if not gone:

@@ -10,7 +10,7 @@ import pytest
 from fix_cli import changes, picture, run
 from fix_golden import compare_inspect
 from pyengine.errors import CorruptionError, ExitCode, StoreRefusedError
-from pyengine.formats.paths import LogFolders, StorePaths, log_folders, set_log_folders, without_log_folders
+from pyengine.formats.paths import LogFolders, StorePaths, log_folders, set_log_folders, use_log_folders, without_log_folders
 from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
 from pyengine.storage.commit_log import list_log, new_segment_folder
@@ -191,6 +191,10 @@ def test_a_disk_is_added_to_a_log_whose_oldest_segments_are_deleted(golden, tmp_
     assert "gap" in [one.kind for one in check(MessageStore(store.root, geometry)).findings]
     beside = check(MessageStore(store.root, geometry), limit=log[0].start_offset)
     assert "gap" not in [one.kind for one in beside.findings], "the engine that runs may not use it yet"
+    set_log_folders(store.root, "commitlog", str(disk))
+    beside = check(MessageStore(store.root, geometry), limit=log[0].start_offset)
+    assert "gap" in [one.kind for one in beside.findings], "one that is only read has segments"
+    use_log_folders(store.root, None)
     assert run("config", "set", store.root, "put_timeout_ms=5s").code == 0 and not disk.exists(), "it may be lost"
 
 
