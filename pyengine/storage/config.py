@@ -349,8 +349,8 @@ def _make_log_folders(root: str | os.PathLike[str], present: Mapping[str, Value]
     known, wanted = (folders_of(root, *(str(given.get(name, "")) for name in LOG_PATHS)) for given in (present, {**present, **values}))
     if any(folder.is_dir() for folder in known.all):
         for folder in wanted.writable:
-            if folder not in known.all and not folder.is_dir():
-                make_shared_folder(folder, Path(root))
+            if folder not in known.all:
+                make_shared_folder(folder)
 
 
 def _unrecorded(path: Path, config: EngineConfig) -> tuple[dict[str, Value], dict[str, Value]]:

@@ -196,16 +196,13 @@ def make_folders(folder: Path | str) -> None:
         sync_folder(made.parent)
 
 
-def make_shared_folder(folder: Path, like: Path | None = None) -> None:
-    """Create a folder, as make_folders does, in which processes of the store's user write; one of root's is given to that user.
-
-    The user is the owner of `like`, by default of the folder that it is in.
-    """
+def make_shared_folder(folder: Path) -> None:
+    """Create a folder, as make_folders does, in which processes of the store's user write; one of root's is given to that user."""
     make_folders(folder)
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):  # a link, which the operator made
             with opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as descriptor:
-                _give_to_owner(descriptor, like or folder.parent)
+                _give_to_owner(descriptor, folder.parent)
 
 
 def open_shared_file(path: Path) -> int:
