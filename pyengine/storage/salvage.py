@@ -473,10 +473,10 @@ def _salvage(
         pieces = list_pieces(root) if not has_log else list_quarantine(root) if with_quarantine else []
         first, seen = dict(segments), set[tuple[int, bytes]]()
         for base, path in copies:
-            added, _ = _append_pieces(carve(path, base, size_bytes), log, first, size_bytes, seen)
+            added, _ = _append_pieces(carve(path, base, size_bytes), log, segments, size_bytes, seen)
             notes.append(f"{path} is the segment of {first[base]} too: {added:,} records that are only in it follow those of the log")
         carved = itertools.chain.from_iterable(carve_quarantined(entry) for entry in pieces if entry.holds_messages)
-        quarantined, left_out = _append_pieces(carved, log, first, size_bytes, seen)
+        quarantined, left_out = _append_pieces(carved, log, segments, size_bytes, seen)
         if not has_log:
             skipped += left_out
             notes += [f"{entry.name}: {entry.problem}" for entry in pieces if entry.problem]
@@ -501,7 +501,7 @@ def _salvage(
 
 
 def _append_pieces(
-    pieces: Iterable[tuple[LogRun | LogDamage, memoryview]], log: SalvagedLog, segments: Mapping[int, Path], size_bytes: int,
+    pieces: Iterable[tuple[LogRun | LogDamage, memoryview]], log: SalvagedLog, segments: Sequence[tuple[int, Path]], size_bytes: int,
     seen: set[tuple[int, bytes]],
 ) -> tuple[int, list[LogDamage]]:
     """Append the complete records of these pieces that are neither in the log nor `seen`; return their number, and what they lack."""
@@ -512,19 +512,23 @@ def _append_pieces(
             left_out += [piece] if piece.reason not in ("", str(CaseLabel.BLANK)) else []
             continue
         for offset, record in records_of(piece, data):
+            if _is_there(segments, size_bytes, offset, record):
+                continue
             known = offset, hashlib.sha256(record).digest()
-            if known not in seen and not _is_there(segments.get(offset - offset % size_bytes), offset % size_bytes, record):
+            if known not in seen:
                 log.append_after_old_log(offset, record)
                 seen.add(known)
     return len(seen) - before, left_out
 
 
-def _is_there(segment: Path | None, at: int, record: memoryview) -> bool:
-    """Whether the segment has these bytes at `at`: a recovery that was killed has copied them and not truncated the log yet."""
-    if segment is None:
+def _is_there(segments: Sequence[tuple[int, Path]], size_bytes: int, offset: int, record: memoryview) -> bool:
+    """Whether a segment has these bytes there: a recovery that was killed has copied them and not truncated the log yet."""
+    number = bisect_right(segments, offset, key=lambda segment: segment[0])  # the given size may be wrong
+    base, path = segments[number - 1] if number else (offset, None)
+    if path is None or offset >= base + size_bytes:
         return False
-    with open(segment, "rb") as file:
-        file.seek(at)
+    with open(path, "rb") as file:
+        file.seek(offset - base)
         return file.read(len(record)) == record
 
 

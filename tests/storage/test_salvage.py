@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -135,9 +135,9 @@ def test_a_missing_log_folder_is_noted(stopped, tmp_path):
     assert f"the log's folder {elsewhere} does not exist: if its disk is not mounted, mount it and salvage again" in report.notes
 
 
-def with_twin(stopped, folder):
-    """Copy the store's first segment to a further log folder; (segment, its copy)."""
-    first = min((stopped.root / "commitlog").iterdir())
+def with_twin(stopped, folder, number=0):
+    """Copy a segment of the store, by default the first, to a further log folder; (segment, its copy)."""
+    first = sorted((stopped.root / "commitlog").iterdir())[number]
     folder.mkdir()
     with open(stopped.root / "config" / "engine.toml", "a") as settings:
         settings.write(f'read_only_commit_log_store_paths = "{folder}"\n')
@@ -149,6 +149,13 @@ def test_a_segment_in_two_folders_comes_over_once(stopped, tmp_path):
     report = salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert f"{twin} is the segment of {first} too: 0 records that are only in it follow those of the log" in report.notes
     assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
+
+
+def test_a_segment_in_two_folders_comes_over_once_if_the_given_size_is_wrong(stopped, tmp_path):
+    later, twin = with_twin(stopped, tmp_path / "archive", 1)
+    wrong = replace(stopped.geometry, mapped_file_size_commit_log_bytes=2 * stopped.geometry.mapped_file_size_commit_log_bytes)
+    report = salvage(stopped.root, tmp_path / "new", wrong)
+    assert f"{twin} is the segment of {later} too: 0 records that are only in it follow those of the log" in report.notes
 
 
 @pytest.mark.parametrize("kept_bytes, length", [(0, 0), (0, 4096), (1000, 1000)], ids=["empty", "spare", "short"])
