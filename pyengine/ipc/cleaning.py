@@ -115,11 +115,15 @@ class SegmentHolds:
                     unlock(self._cleaning.shared.descriptor, HOLDS_BYTE + segment, 1)
 
     def close_if_unused(self) -> bool:
-        """Close it unless a segment is held; whether none is."""
-        with self._lock:
+        """Close it unless a segment is held, or a thread holds or releases one now, which may wait for the caller; whether it did."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             if not self._counts:
                 self.close()
             return not self._counts
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Release all holds."""

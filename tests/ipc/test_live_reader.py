@@ -319,6 +319,19 @@ def test_a_reader_keeps_nothing_open_of_an_engine_that_was_replaced(live, monkey
             assert could_hold == [False], "no other thread has begun to hold since the look whether one does"
 
 
+def test_holds_that_another_thread_is_taking_stay_open_and_are_not_waited_for(live):
+    """That thread's signal handler may wait for the one that would close them."""
+    owner, _ = live()
+    create_cleaning(owner.folder)
+    holds, closed = SegmentHolds(owner.folder), []
+    closing = threading.Thread(target=lambda: closed.append(holds.close_if_unused()))
+    with holds._lock:
+        closing.start()
+        closing.join(scaled_timeout_s(10))
+        assert closed == [False]
+    assert holds.close_if_unused()
+
+
 def test_a_recovering_store_is_busy(store):
     owner, _ = store()
     owner.publish(native.STATE_RECOVERING)
