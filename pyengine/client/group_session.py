@@ -626,7 +626,7 @@ class SharedFlight(InFlight):
 class SharedAssignment(AssignedQueue):
     """A queue that this member reads with all others.
 
-    `buffer` has the messages from `base` to `position` that match, without those that were taken since `base` was the end of `tenure`.
+    `buffer` has the messages from `base` to `position` that match. `base` was the end in `tenure` after the last turn that read it.
     """
 
     base: int = 0
@@ -645,6 +645,7 @@ class SharedAssignment(AssignedQueue):
             self.buffer.clear()
             self.position = end
         self.tenure, self.base = tenure, end
+        self.shared.last = self.shared.table.last  # a recovery may have cut it off
         while self.buffer and self.buffer[0].queue_offset < end:
             self.buffer.popleft()
 

@@ -387,6 +387,28 @@ def test_a_recovery_that_has_lost_nothing_changes_nothing(builder):
         assert offsets(other.pull(3)) == [3, 4, 5] and one.commit([]) == {0: 3}
 
 
+def cut_at(builder, messages, kept, count):
+    """Let a recovery cut the queue after `kept` messages; `count` new ones come. The number of the recovery is not raised yet."""
+    builder.end, builder.queue_offsets["orders", 0] = messages[kept].physical_offset, kept
+    for number in range(count):
+        builder.put("orders", b"new %d" % number)
+    assert ConsumerOffsets(builder.root).lower({("orders", 0): kept}) == []
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["before it has looked", "after it has looked"])
+def test_a_recovery_that_cuts_below_what_a_member_took_brings_each_new_message_once(builder, seen):
+    messages = [builder.put("orders", b"old %d" % number) for number in range(10)]
+    with pyengine.consume(builder.root, "orders", group="g", auto_commit=False, sharing="messages", commit_interval_s=60) as one:
+        one.ack(one.pull(5))
+        cut_at(builder, messages, 3, 7)
+        if seen:
+            epoch = raise_epoch(builder.root)
+            eventually(lambda: epoch_of(one) == epoch, "the member has looked")
+        found = [one.pull(10, timeout_s=0) for _ in range(3)]
+        assert [[each.body for each in part] for part in found] == [[b"new %d" % number for number in range(7)], [], []]
+        assert one.commit([]) == {0: 3}
+
+
 def test_a_restart_of_the_engine_changes_nothing(tmp_path):
     options = {"group": "g", "auto_commit": False, "sharing": "messages"}
     with pyengine.Engine(tmp_path / "store", **SMALL) as engine, engine.connect() as producer:
