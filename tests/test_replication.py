@@ -57,10 +57,10 @@ class Pair:
                        and native.load(other.control.replicator, "linked") == 1, "the slave follows")
 
     def wait_equal(self) -> int:
-        """Wait until the slave has and shows what its master has; return the end of both logs."""
+        """Wait until the slave has what its master has, and both show it; return the end of both logs."""
         def ends() -> list[int]:
             return [one.positions()[name] for one, name in
-                    ((self.master, "wrote"), (self.slave, "wrote"), (self.slave, "reput_from"))]
+                    ((self.master, "wrote"), (self.master, "reput_from"), (self.slave, "wrote"), (self.slave, "reput_from"))]
         return eventually(lambda: ends()[0] if len(set(ends())) == 1 else 0, "both end at the same place")
 
 
