@@ -16,7 +16,7 @@ import pytest
 import pyengine
 from fix_cli import environment
 from fix_client import epoch_of, leave_unfinished, retries_of
-from fix_engine import SMALL
+from fix_engine import SMALL, wait_noted
 from fix_store_builder import START_MS
 from pyengine.client import retries as retries_module
 from pyengine.client.outgoing import delayed
@@ -501,9 +501,11 @@ def test_paused_retries_that_may_have_killed_their_readers_slow_no_topic(engine,
     consumer.pause()
     consumer.resume(consumer.assignment)
     put(engine, names[0], b"1", b"2", b"3", b"4")
+    wait_noted(engine.path)
     assert len(consumer.pull(2)) == len(consumer.pull(2)) == 2
     consumer.resume()
     put(engine, names[0], b"5", b"6")
+    wait_noted(engine.path)
     (again,) = consumer.pull(2)
     assert again.body == b"x", "it comes by itself"
 
