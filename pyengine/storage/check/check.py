@@ -184,13 +184,13 @@ def _check_notes(root: Path, report: CheckReport, watermark_damage: str, left: S
 def _check_checkpoint(checked: StoreUnderCheck, checkpoint: Checkpoint) -> None:
     root, report = checked.root, checked.report
     last_ms = max(checked.last_store_timestamp_ms, 0)
-    in_index = {header.end_timestamp_ms for _, header in list_index(checked.store) if header is not None}  # a clock may be set back
     for name, at, time_ms in (
         ("physicMsgTimestamp", 0, checkpoint.physic_msg_timestamp_ms),
         ("logicsMsgTimestamp", 8, checkpoint.logics_msg_timestamp_ms),
         ("indexMsgTimestamp", 16, checkpoint.index_msg_timestamp_ms),
     ):
-        if time_ms > last_ms and time_ms not in in_index and not (checked.is_damaged or checked.is_cut_short):
+        if time_ms > last_ms and not (checked.is_damaged or checked.is_cut_short or any(  # a clock may be set back
+                header is not None and header.end_timestamp_ms == time_ms for _, header in list_index(checked.store))):
             severity = Severity.WARNING if not checked.was_stopped else Severity.ERROR
             report.add(severity, "checkpoint", "checkpoint", at,
                          f"{name} is {time_ms}, later than the newest message ({last_ms})")
