@@ -23,7 +23,7 @@ from pyarrow import compute
 from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import CorruptionError, FormatError
 from pyengine.formats.constants import CQ_ENTRY_BYTES, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from pyengine.formats.paths import folders_of, log_folders, segment_name
+from pyengine.formats.paths import log_folders, segment_name
 from pyengine.formats.small_file import opened
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.native.scan import ChooseQueue, ColumnScanner, RawBatch, RowFilter, TallyScanner, choose_queues
@@ -40,7 +40,7 @@ from pyengine.spark.partitions import REMEDY, DataLossError, LogRange, Part, Que
 from pyengine.spark.schema import HEADERS_TYPE, TIMESTAMP_TYPE, Column
 from pyengine.storage.arrow import WRONG_BODY, Refiner, allocate, to_array
 from pyengine.storage.commit_log import LogRun, SegmentBytes, next_record, runs_of
-from pyengine.storage.config import LOG_PATHS, config_path, read_file
+from pyengine.storage.config import LOG_PATHS, config_path, named_log_folders, read_file
 from pyengine.storage.mapped_file import map_read_only
 from pyengine.storage.queue_entries import ENTRY, READ_ENTRIES, WrongEntry, runs_of_segments, without_record, wrong_entries
 
@@ -81,8 +81,7 @@ class TaskReader(ABC):
     def __init__(self, options: ReadOptions, columns: list[Column], tally: RowCounts | None = None) -> None:
         self.options = options
         asked = {name: options.sizes[name] for name in LOG_PATHS if name in options.sizes}
-        settings = read_file(config_path(options.path)) | asked if asked else {}
-        self._folders = (folders_of(options.path, *(str(settings.get(name, "")) for name in LOG_PATHS)) if asked
+        self._folders = (named_log_folders(options.path, read_file(config_path(options.path)) | asked) if asked
                          else log_folders(options.path))
         self._tally = tally
         self._columns = columns

@@ -21,7 +21,7 @@ from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineError, NotAStoreError, command, disk_errors, passing
-from pyengine.formats.paths import folders_of, log_folders, set_log_folders
+from pyengine.formats.paths import LogFolders, folders_of, log_folders, set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
 from pyengine.storage.file_system import refuse_folders_of_others, refuse_links
@@ -342,11 +342,16 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
     return True
 
 
+def named_log_folders(root: str | os.PathLike[str], values: Mapping[str, Value]) -> LogFolders:
+    """Return the log folders that these settings name."""
+    return folders_of(root, *(str(values.get(name, "")) for name in LOG_PATHS))
+
+
 def _make_log_folders(root: str | os.PathLike[str], present: Mapping[str, Value], values: Mapping[str, Value]) -> None:
     """Make folders that `values` add to a log: once engine.toml names one, it is lost if it does not exist."""
     from pyengine.storage.durable_writes import make_shared_folder
 
-    known, wanted = (folders_of(root, *(str(given.get(name, "")) for name in LOG_PATHS)) for given in (present, {**present, **values}))
+    known, wanted = named_log_folders(root, present), named_log_folders(root, {**present, **values})
     if any(folder.is_dir() for folder in known.all):
         for folder in wanted.writable:
             if folder not in known.all:
@@ -412,8 +417,9 @@ def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> No
 
     path = config_path(root)
     with exclusive(path):
-        load_config(root, read_file(path) | dict(values), environ={})
-        _make_log_folders(root, read_file(path), values)
+        present = read_file(path)
+        load_config(root, present | dict(values), environ={})
+        _make_log_folders(root, present, values)
         _change_lines(path, values, ())
 
 
