@@ -68,7 +68,7 @@ class Ours:
 
     @classmethod
     def master(cls, store: Path, port: int, role: str) -> Ours:
-        return cls(store, {"broker_role": role, "ha_listen_port": port})
+        return cls(store, {"broker_role": role, "ha_listen_port": port, "ha_allow_plain": "127.0.0.1"})
 
     @classmethod
     def slave(cls, store: Path, port: int) -> Ours:

@@ -192,8 +192,9 @@ def _new_store(config: EngineConfig, call: MasterCall) -> Join:
 
 
 def _not_reached(config: EngineConfig, error: EngineError) -> EngineUnavailableError:
+    unknown = "" if config.ha_secret_file else "; without ha_secret_file a master takes only slaves that its ha_allow_plain names"
     return EngineUnavailableError("a new slave asks its master where to begin, and must reach it once: "
-                                  f"{error} (ha_master_address = {config.ha_master_address})")
+                                  f"{error} (ha_master_address = {config.ha_master_address}{unknown})")
 
 
 def _first_offset(config: EngineConfig, call: MasterCall) -> int:
