@@ -6,6 +6,7 @@ pyengine._native is built by cffi in API mode; pyengine._front is what a program
 import glob
 import os
 import runpy
+import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -17,13 +18,23 @@ sanitize = SANITIZE if os.environ.get("PYENGINE_SANITIZE") == "address" else []
 
 
 class BuildExt(build_ext):
-    """Writes the C module's types, which type checkers read, beside it."""
+    """Writes the types of the C module and of settings, which type checkers read, beside the modules."""
 
     def run(self) -> None:
         super().run()
         folder = self.get_finalized_command("build_py").get_package_dir("pyengine") if self.inplace else f"{self.build_lib}/pyengine"
-        with open(f"{folder}/_native.pyi", "w", encoding="utf-8") as stub:
-            stub.write(runpy.run_path("csrc/native_stub.py")["stub"]())
+        for name, text in (("_native", runpy.run_path("csrc/native_stub.py")["stub"]()), ("_settings", settings_stub())):
+            with open(f"{folder}/{name}.pyi", "w", encoding="utf-8") as stub:
+                stub.write(text)
+
+
+def settings_stub() -> str:
+    sys.path.insert(0, os.getcwd())
+    from pyengine.engine_config import Keywords
+
+    rows = [f"    {name}: {kind.__name__ if isinstance(kind, type) else kind}" for name, kind in Keywords.__annotations__.items()]
+    return "\n".join(["# Made by the build from engine_config.py.", "import typing", "", "class Keywords(typing.TypedDict, total=False):",
+                      *rows, ""])
 
 
 class BuildPy(build_py):

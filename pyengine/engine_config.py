@@ -11,7 +11,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from pyengine.arguments import INT32_MAX
 from pyengine.errors import ConfigError, UsageError
@@ -427,122 +427,19 @@ KEPT_NAMES: tuple[str, ...] = (
 )
 
 
-Flag = bool | Literal["true", "yes", "on", "1", "false", "no", "off", "0"]
+if TYPE_CHECKING:
+    from pyengine._settings import Keywords  # setup.py writes it
+else:
+
+    def _type_of(row):
+        words = Literal[*row.words] if row.words else str
+        return {bool: bool | words, int: int | str, str: words}[row.kind]
+
+    Keywords = TypedDict("Keywords", {name: _type_of(row) for name, row in SETTINGS.items()}, total=False)
 
 
-class EngineSettings(TypedDict, total=False):
+class EngineSettings(Keywords, total=False):
     """Settings as keywords, for type checkers and editors (docs/configuration.md). Numbers may be text: "16MiB", "5s"."""
-
-    # -- made by scripts/reference.py
-    mapped_file_size_commit_log_bytes: int | str
-    mapped_file_size_consume_queue_bytes: int | str
-    mapped_file_size_consume_queue_ext_bytes: int | str
-    max_hash_slot_num: int | str
-    max_index_num: int | str
-    store_path_commit_log: str
-    read_only_commit_log_store_paths: str
-    flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"]
-    transient_store_pool_enable: Flag
-    transient_store_pool_size: int | str
-    flush_interval_commit_log_ms: int | str
-    commit_interval_commit_log_ms: int | str
-    sync_flush_timeout_ms: int | str
-    zero_ahead_bytes: int | str
-    put_timeout_ms: int | str
-    default_topic_queue_nums: int | str
-    transaction_timeout_ms: int | str
-    transaction_check_max: int | str
-    transaction_check_interval_ms: int | str
-    max_message_size_bytes: int | str
-    message_delay_level: str
-    os_page_cache_busy_timeout_ms: int | str
-    broker_role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"]
-    flush_delay_offset_interval_ms: int | str
-    store_host: str
-    replay_clock: Flag
-    ha_listen_port: int | str
-    ha_listen_host: str
-    ha_secret_file: str
-    ha_peers: str
-    ha_allow_plain: str
-    ha_master_address: str
-    slave_timeout_ms: int | str
-    min_in_sync_replicas: int | str
-    ha_slaves_share_hosts: Flag
-    ha_slave_fallbehind_max_bytes: int | str
-    dispatch_at: Literal["committed", "replicated"]
-    sync_from: Literal["last", "first"]
-    ack_level: Literal["auto", "written", "flushed"]
-    ha_compare_bytes: int | str
-    ha_cut: Literal["unconfirmed", "any"]
-    ha_connections_max: int | str
-    ha_transfer_batch_size_bytes: int | str
-    ha_send_heartbeat_interval_ms: int | str
-    ha_housekeeping_interval_ms: int | str
-    gateway_enable: Flag
-    gateway_listen_host: str
-    gateway_namesrv_port: int | str
-    gateway_broker_port: int | str
-    gateway_advertised_host: str
-    broker_name: str
-    broker_cluster_name: str
-    broker_id: int | str
-    slave_read_enable: Flag
-    namesrv_addr: str
-    gateway_namesrv_cluster: Flag
-    gateway_namesrv_ca_file: str
-    auto_create_topic_enable: Flag
-    auto_create_subscription_group: Flag
-    gateway_connections_max: int | str
-    gateway_address_connections_max: int | str
-    gateway_idle_timeout_ms: int | str
-    gateway_frame_max_bytes: int | str
-    gateway_connection_max_bytes: int | str
-    gateway_memory_max_bytes: int | str
-    acl_enable: Flag
-    gateway_acl_file: str
-    gateway_tls_mode: Literal["disabled", "permissive", "enforcing"]
-    gateway_tls_cert_file: str
-    gateway_tls_key_file: str
-    gateway_tls_client_ca_file: str
-    gateway_tls_client_auth: Literal["none", "optional", "require"]
-    grpc_enable: Flag
-    grpc_listen_host: str
-    grpc_port: int | str
-    grpc_plain_port: int | str
-    grpc_calls_max: int | str
-    message_index_enable: Flag
-    flush_interval_consume_queue_ms: int | str
-    enable_consume_queue_ext: Flag
-    enable_lmq: Flag
-    enable_multi_dispatch: Flag
-    max_lmq_consume_queue_num: int | str
-    check_crc_on_recover: Flag
-    access_message_in_memory_max_ratio: int | str
-    max_transfer_bytes_on_message_in_memory_bytes: int | str
-    max_transfer_count_on_message_in_memory: int | str
-    max_transfer_bytes_on_message_in_disk_bytes: int | str
-    max_transfer_count_on_message_in_disk: int | str
-    file_reserved_time_hours: int | str
-    log_retention_bytes: int | str
-    delete_when: str
-    clean_resource_interval_ms: int | str
-    delete_files_batch_max: int | str
-    delete_commit_log_files_interval_ms: int | str
-    delete_consume_queue_files_interval_ms: int | str
-    destroy_mapped_file_interval_forcibly_ms: int | str
-    redelete_hanged_file_interval_ms: int | str
-    disk_max_used_space_ratio: int | str
-    disk_space_clean_forcibly_ratio: int | str
-    disk_space_warning_level_ratio: int | str
-    disk_space_enough_bytes: int | str
-    clean_file_forcibly_enable: Flag
-    shm_directory: str
-    sessions_max: int | str
-    session_ring_bytes: int | str
-    spin: int | str
-    warm_mapped_file_enable: Flag
-    # -- end
 
 
 def keywords(settings: Mapping[str, object]) -> EngineSettings:

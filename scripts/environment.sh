@@ -61,7 +61,7 @@ require_tools() {
 }
 
 packages_digest() { (cd "$checkout" && { cat pyproject.toml; ls -d */__init__.py; } | sha256sum | cut -c1-32); }
-native_digest() { (cd "$checkout" && cat setup.py csrc/*.py csrc/*.h csrc/*.c csrc/front/* | sha256sum | cut -c1-32); }
+native_digest() { (cd "$checkout" && cat setup.py pyengine/engine_config.py csrc/*.py csrc/*.h csrc/*.c csrc/front/* | sha256sum | cut -c1-32); }
 
 run_logged() { # run_logged WHAT command...: quiet on success, the whole log on failure
   local what=$1 log=$VIRTUAL_ENV/pyengine-setup.log
@@ -95,7 +95,7 @@ install_packages() { # $1 = extras joined by commas
 build_native() {
   local stamp=$VIRTUAL_ENV/pyengine-native.stamp wanted
   wanted="$checkout ${PYENGINE_SANITIZE:-} $(native_digest)"
-  if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && ls "$checkout"/pyengine/{_native*.so,_native.pyi,_front*.so} >/dev/null 2>&1; then
+  if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && ls "$checkout"/pyengine/{_native*.so,{_native,_settings}.pyi,_front*.so} >/dev/null 2>&1; then
     return 0
   fi
   run_logged "building the C module" env -C "$checkout" "$PYTHON" setup.py -q build_ext --inplace --force

@@ -1,5 +1,4 @@
 """Generates docs/commands.md, configuration.md and events.md, and parts of spark.md and upgrades.md, from the code.
-The keywords of settings, EngineSettings in pyengine/engine_config.py, come from the table of settings.
 
 `python scripts/reference.py docs` writes them. A test compares them with the code, so they are up to date.
 """
@@ -7,7 +6,6 @@ The keywords of settings, EngineSettings in pyengine/engine_config.py, come from
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import sys
 from collections import Counter
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pyengine import engine_config
 from pyengine.cli.main import COMMANDS, SECTIONS, CommandLine
 from pyengine.engine_config import AT_ONCE, DAY_MS, INT32_MAX, KEPT_NAMES, SETTINGS
 from pyengine.events import ERROR, INFO, NOTHING, WARNING, Event
@@ -275,18 +272,6 @@ def with_layout(page: str) -> str:
     return page[:row.start(1)] + str(LAYOUT_VERSION) + page[row.end(1):]
 
 
-def with_settings(source: str) -> str:
-    """Return pyengine/engine_config.py with the keywords of its table, for type checkers and editors, between their marks."""
-    def kind(row: Setting) -> str:
-        if row.kind is str and row.words:
-            return f"Literal[{', '.join(map(json.dumps, row.words))}]"
-        return {bool: "Flag", int: "int | str", str: "str"}[row.kind]
-
-    before, begin, rest = source.partition("    # -- made by scripts/reference.py\n")
-    _, end, after = rest.partition("    # -- end\n")
-    return before + begin + "".join(f"    {name}: {kind(row)}\n" for name, row in SETTINGS.items()) + end + after
-
-
 PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "events.md": events_page}
 
 
@@ -296,8 +281,6 @@ def main() -> None:
     for name, change in (("upgrades.md", with_layout), ("spark.md", with_tables)):
         path = Path(sys.argv[1]) / name
         path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
-    path = Path(engine_config.__file__)
-    path.write_text(with_settings(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

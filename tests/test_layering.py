@@ -29,7 +29,7 @@ FOLDERS = {**{name: name for name in PACKAGES}, "workers": "pyengine.workers"}  
 
 # From left to right. A name is a package (with all below it) or a single module.
 LAYERS = (
-    ("pyengine.errors", "pyengine.arguments", "pyengine.events", "pyengine.settings", "pyengine._front"),
+    ("pyengine.errors", "pyengine.arguments", "pyengine.events", "pyengine.settings", "pyengine._settings", "pyengine._front"),
     ("pyengine.formats", "pyengine.results", "pyengine.engine_config"),
     ("pyengine._native", "pyengine.native"),
     ("pyengine.storage",),

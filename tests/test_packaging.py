@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "*.so", "_native.c", "_native.pyi", "__pycache__",
-                                     ".*_cache")
+NOT_SOURCES = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", "*.so", "_native.c", "_native.pyi", "_settings.pyi",
+                                     "__pycache__", ".*_cache")
 SMALL = ["--set", "mapped_file_size_commit_log_bytes=1MiB", "--set", "mapped_file_size_consume_queue_bytes=6000",
          "--set", "max_hash_slot_num=1000", "--set", "max_index_num=4000"]
 
@@ -154,7 +154,7 @@ def test_the_sdist_holds_what_a_build_needs_and_the_wheel_every_module(installed
                for path in (ROOT / package).rglob("*.py")}
     modules |= {"pyspark_pyengine_queue.py"} | {f"pyengine/workers/{path.name}" for path in (ROOT / "workers").glob("*.py")}
     beside = {"pyengine/_native.abi3.so", "pyengine/_native.pyi", "pyengine/_front.abi3.so", "pyengine/_front.pyi",
-              "pyengine/py.typed", "pyengine/gateway/rocketmq_v2.textproto"}
+              "pyengine/_settings.pyi", "pyengine/py.typed", "pyengine/gateway/rocketmq_v2.textproto"}
     docs = {f"pyengine/{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md")}
     assert {name for name in names if ".dist-info/" not in name} == modules | beside | docs
 
@@ -195,11 +195,12 @@ def test_strict_mypy_accepts_the_programs_of_the_readme_and_the_examples(install
         (tmp_path / f"readme_{number}.py").write_text(block)
     for path in (ROOT / "examples").glob("*.py"):
         shutil.copy(path, tmp_path)
-    (tmp_path / "wrong.py").write_text("import pyengine\n\nwith pyengine.connect('s') as producer:\n    producer.put(7, 'text')\n")
+    (tmp_path / "wrong.py").write_text("import pyengine\n\nwith pyengine.connect('s') as producer:\n    producer.put(7, 'text')\n"
+                                       "pyengine.Engine('s', broker_role='MASTER')\npyengine.Engine('s', gateway_prot=1)\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", installed.python, "."]
     done = subprocess.run(list(map(str, command)), cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    found = [line for line in done.stdout.splitlines() if ": error:" in line]
-    assert blocks and found and all(line.startswith("wrong.py:4:") for line in found), done.stdout + done.stderr
+    found = {line.partition(": error:")[0] for line in done.stdout.splitlines() if ": error:" in line}
+    assert blocks and found == {"wrong.py:4", "wrong.py:5", "wrong.py:6"}, done.stdout + done.stderr
 
 
 @pytest.mark.ci

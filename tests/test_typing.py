@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,9 @@ import pytest
 import needs
 import pyengine
 from fix_cli import SOURCES
-from pyengine import engine_config
 from pyengine.client.consumer import RetryOptions
 from pyengine.client.outgoing import PutAsyncOptions, PutManyOptions, PutOptions
-from reference import with_settings
+from pyengine.engine_config import SETTINGS
 from waiting import scaled_timeout_s
 
 RIGHT = """
@@ -188,9 +189,13 @@ def test_pyright_checks_a_users_program(program):
     assert found == WANTED, done.stdout + done.stderr
 
 
-def test_the_keywords_of_settings_are_those_of_their_table():
-    path = Path(engine_config.__file__)
-    assert with_settings(path.read_text()) == path.read_text(), "python scripts/reference.py docs"
+def test_type_checkers_and_programs_see_the_settings_of_the_table():
+    kinds = typing.get_type_hints(pyengine.EngineSettings)
+    assert [*kinds] == [*SETTINGS] and pyengine.EngineSettings.__total__ is False
+    assert kinds["sync_from"] == typing.Literal["last", "first"] and kinds["spin"] == int | str and kinds["store_host"] is str
+    assert kinds["acl_enable"] == bool | typing.Literal["true", "yes", "on", "1", "false", "no", "off", "0"]
+    stub = runpy.run_path(str(Path(pyengine.__file__).with_name("_settings.pyi")))
+    assert stub["Keywords"].__annotations__ == kinds, "build: CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize(("options", "call", "not_of_them"), [
