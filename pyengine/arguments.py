@@ -9,9 +9,10 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from pyengine.errors import UsageError, did_you_mean
 
@@ -143,6 +144,33 @@ def event_loop() -> AbstractEventLoop:
         raise UsageError("await works in an event loop of asyncio only: elsewhere call the blocking method in a thread, with trio by "
                          "trio.to_thread.run_sync")
     return loop
+
+
+class Closing:
+    """An object that closes at the end of a `with` block."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class AsyncBlock:
+    """`async with`, as `with` does it; the end runs in a thread."""
+
+    __slots__ = ()
+
+    async def __aenter__(self: AbstractContextManager[_Each]) -> _Each:
+        return self.__enter__()
+
+    async def __aexit__(self: AbstractContextManager[object], *exception: Any) -> None:
+        await end_block(self.__exit__, *exception)
 
 
 async def end_block(end: Callable[..., object], *given: object) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pyengine.arguments import Closing
 from pyengine.engine.embedded import deferred, start_engine, stop_engine
 from pyengine.errors import EngineError, StoreBusyError
 from pyengine.ipc.control_block import EngineMemory
@@ -53,18 +54,12 @@ def wait_for(what: str, condition: Callable[[], T], timeout_s: float = TIMEOUT_S
     return value
 
 
-class EngineWatch:
+class EngineWatch(Closing):
     """Reads the control block of the engine that runs at `store`."""
 
     def __init__(self, store: Path) -> None:
         self.store = store
         self.memory = EngineMemory.of(store)
-
-    def __enter__(self) -> EngineWatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.memory.close()

@@ -158,7 +158,7 @@ _KEYWORDS = {
     "put_arrow": ("topic", "table", "body", "keys", "tags", "properties", *BatchOptions.__annotations__)}
 
 
-class Producer(ProducerFront):
+class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     """Puts messages into a running engine; for `with` and `async with`. Threads may share it.
 
     A put returns only with PUT_OK, else it raises PutError, whose subclass says whether the log has the message; a wrong argument
@@ -201,20 +201,11 @@ class Producer(ProducerFront):
             if each is not None:
                 each.close()
 
-    def __enter__(self) -> Producer:
+    def __enter__(self) -> Self:
         """Return self; UsageError if the producer is closed."""
         if why := self._puts.why_unusable:
             raise UsageError(why)
         return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Producer:
-        return self.__enter__()
-
-    async def __aexit__(self, *exception: object) -> None:
-        await arguments.end_block(self.close)
 
     def __repr__(self) -> str:
         return f"Producer({str(self._puts.root)!r}, {'closed' if self._puts.why_unusable else 'open'})"

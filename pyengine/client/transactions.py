@@ -37,7 +37,7 @@ _OF_PARENT = "this transaction was begun before a fork: the parent ends it; begi
 _LOG = logging.getLogger("pyengine.client.transactions")
 
 
-class Transaction:
+class Transaction(arguments.AsyncBlock):
     """The messages of one transaction: a `with` or `async with` block, whose end commits them, or rolls them back after an exception."""
 
     def __init__(self, owner: GroupTransactions, group: str, check_after_s: int | None) -> None:
@@ -68,12 +68,6 @@ class Transaction:
             _LOG.warning("a transaction of %s could not be rolled back: %s", self._group, failed)
         finally:
             self._owner.open_keys -= self._keys
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        await arguments.end_block(self.__exit__, kind, error, trace)
 
     def put(self, topic: str, body: Body, *, unique_key: str | None = None, **options: Unpack[MessageOptions]) -> PutResult:
         """Store one message that consumers do not see before the commit; the result is the half message's.

@@ -26,7 +26,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from pyengine import arguments
 from pyengine.client.producer import ConnectOptions
@@ -91,7 +91,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Engine:
+class Engine(arguments.AsyncBlock):
     """An engine of child processes, inside a `with` block or between start() and stop().
 
     It creates a store if there is none, and stops in order when its process ends, even if killed.
@@ -242,9 +242,6 @@ class Engine:
                 await loop.run_in_executor(None, self.stop)
             raise
         return self
-
-    async def __aexit__(self, *exception: Any) -> None:
-        await arguments.end_block(self.__exit__, *exception)
 
 
 class _AbandonableStart:

@@ -18,6 +18,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
+from pyengine.arguments import Closing
 from pyengine.errors import EngineError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedFolder
@@ -38,7 +39,7 @@ def create_cleaning(folder: SharedFolder) -> None:
         native.format_cleaning(native.view(shared.memory))
 
 
-class Cleaning:
+class Cleaning(Closing):
     """The cleaner's shared object as one process has it mapped; `block` is its `struct ms_cleaning *`."""
 
     def __init__(self, folder: SharedFolder, *, writable: bool = True) -> None:
@@ -71,12 +72,6 @@ class Cleaning:
     def close(self) -> None:
         self.block = None  # type: ignore[assignment]  # a use after close() must raise, not read address 0
         self.shared.close()
-
-    def __enter__(self) -> Cleaning:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 class SegmentHolds:

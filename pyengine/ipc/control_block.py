@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyengine._native import ffi
+from pyengine.arguments import Closing
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, OtherLayoutError, StoreBusyError, command
 from pyengine.formats.small_file import PARSE_ERRORS
 from pyengine.ipc import shared_objects
@@ -81,7 +82,7 @@ def check_block(block: ms_control, mapped_bytes: int) -> None:
         raise EngineUnavailableError("the control block has values that no engine writes: it was written over; start the engine again")
 
 
-class EngineMemory:
+class EngineMemory(Closing):
     """The shared memory of one running engine, mapped in this process.
 
     `control` is a cffi pointer; shared fields are read and written through pyengine.native.
@@ -374,12 +375,6 @@ class EngineMemory:
         self._latches.clear()
         self.close_statistics()
         self.control_object.close()
-
-    def __enter__(self) -> EngineMemory:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def now_ms() -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyengine.arguments import Closing
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.shared_objects import SharedFolder, SharedObject
@@ -114,7 +115,7 @@ class Link:
         self._owner.release(self._number, self.address, detail)
 
 
-class Replication:
+class Replication(Closing):
     """The shared object, mapped in this process; `block` is its `struct ms_replication *`."""
 
     def __init__(self, folder: SharedFolder | None, *, writable: bool = False) -> None:
@@ -175,12 +176,6 @@ class Replication:
             del self.block  # a pointer into the mapping
             self._shared.close()
             self._shared = None
-
-    def __enter__(self) -> Replication:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _snapshot(block: ms_link) -> LinkSnapshot | None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from pyengine.arguments import Closing
 from pyengine.errors import EngineError, EngineUnavailableError, NotAStoreError, command, passing
 from pyengine.formats.small_file import TRANSIENT_ERRNOS, keep_standard_descriptors
 from pyengine.ipc import sessions
@@ -95,7 +96,7 @@ def require_engine(root: str | os.PathLike[str]) -> None:
         raise passing(EngineUnavailableError(f"no engine is running on {root}: start it with {command('start', root)}"))
 
 
-class OpenSession:
+class OpenSession(Closing):
     """One open session, mapped: the session read-write, the control block read-only."""
 
     def __init__(self, root: Path, answer: sessions.SessionAnswer, descriptors: list[int]) -> None:
@@ -173,12 +174,6 @@ class OpenSession:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the object is incomplete, or the interpreter is ending
             self.close()
-
-    def __enter__(self) -> OpenSession:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,

@@ -40,9 +40,9 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
+from pyengine.arguments import Closing
 from pyengine.errors import DiskError, DiskFullError, EngineError, EngineUnavailableError, command, disk_error, passing
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_file import DurableRecord
@@ -99,7 +99,7 @@ def semaphore_name(engine_short_id: str, kind: int) -> str:
     return f"/pyengine-{engine_short_id}-{KIND_NAMES[kind]}"
 
 
-class SharedObject:
+class SharedObject(Closing):
     """One mapped file. `memory` is its mmap; `descriptor` stays open until close(), or is closed if the mapping fails."""
 
     def __init__(self, name: str, descriptor: int, *, writable: bool) -> None:
@@ -127,13 +127,6 @@ class SharedObject:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-    def __enter__(self) -> SharedObject:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
 
 class SharedFolder:

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pyengine.arguments import Closing
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, command, disk_error
 from pyengine.formats.small_file import open_regular, opened
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
@@ -68,7 +69,7 @@ class Holder:
         return f"another program ({pid}), probably a RocketMQ broker"
 
 
-class StoreLock:
+class StoreLock(Closing):
     """This process's locks on one store; close() or the end of the process releases all of them."""
 
     def __init__(self, root: str | os.PathLike[str], *, create: bool = False) -> None:
@@ -151,12 +152,6 @@ class StoreLock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> StoreLock:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _set(self, byte: int, how: int) -> bool:
         return try_lock(self._descriptor, byte, self.path, how)

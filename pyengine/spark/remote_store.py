@@ -21,8 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from pyengine.arguments import Closing
 from pyengine.errors import NotAStoreError, StoreRefusedError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.paths import is_queue_id_name, log_folders, parse_segment_name, segment_name
@@ -248,7 +249,7 @@ class _Fetched(NamedTuple):
     refreshes: int
 
 
-class RemoteStore:
+class RemoteStore(Closing):
     """A store on another file system, in its state at the last refresh; a context manager."""
 
     is_live = False  # no engine's counters can be read
@@ -429,12 +430,6 @@ class RemoteStore:
         self._folder.cleanup()
         self._fetched.clear()
         self._queues.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _is_same(known: FileMark, fetched_ns: int, listed: FileMark) -> bool:

@@ -18,7 +18,7 @@ import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyengine.arguments import is_folder_name
+from pyengine.arguments import Closing, is_folder_name
 from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
 from pyengine.formats.delayed_message import parse_delay_levels
@@ -73,7 +73,7 @@ class QueueGap(NamedTuple):
     max_physical: int
 
 
-class Dispatcher:
+class Dispatcher(Closing):
     """Writes the entries and keys of the log's records to consume queues and index.
 
     `index_progress` is the 256-byte area for the index undo: a cffi pointer or a
@@ -180,12 +180,6 @@ class Dispatcher:
             os.close(self._begun.popitem()[1])
         self.loop.use_index(None)
         self._index_files.close()
-
-    def __enter__(self) -> Dispatcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _begin_queues(self, view: Readable, base_offset: int, start: int, end: int) -> None:
         """Create the first files of the queues that begin in [start, end) together, if there are many.

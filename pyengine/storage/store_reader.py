@@ -145,7 +145,7 @@ def _first_offsets(offsets: Mapping[str, Mapping[int, int]], topics: Collection[
     return found
 
 
-class StoreReader:
+class StoreReader(arguments.AsyncBlock, arguments.Closing):
     """Reads a store by queue, offset, message id, key and time. A context manager; threads may share it."""
 
     def __init__(
@@ -422,15 +422,6 @@ class StoreReader:
     def __enter__(self) -> Self:
         self._require_open()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        await arguments.end_block(self.close)
 
     def _rows(self, call: str, topics: tuple[str, ...] | None, columns: tuple[str, ...] | None, level: Level | None,
               choice: ScanChoice, narrowing: Narrowing | None = None) -> Iterator[pyarrow.RecordBatch]:
