@@ -37,7 +37,7 @@ from pyengine.ipc.control_block import (
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.live_reader import dead_engine
-from pyengine.ipc.replication import LinkSnapshot, Replication
+from pyengine.ipc.replication import Replication
 from pyengine.ipc.shared_objects import KIND_NAMES, NAME_SERVERS, POPS, find_folder
 from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
@@ -597,15 +597,9 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
     }
     try:
         with Replication(memory.folder) as replication:
-            figures = replication.snapshot()
-            links = [_link(one, committed) for one in replication.links()]
+            return document | replication.totals() | {"links": [_link(one, committed) for one in replication.links()]}
     except EngineUnavailableError:
         return document | {"links": []}
-    return document | {
-        "listening_port": figures.listening_port or None, "connections": figures.connections, "refused": figures.refused,
-        "closed": figures.closed, "links": links,
-        "last_closed": {"address": figures.last_address, "detail": figures.last_detail, "at_ms": figures.last_detail_ms}
-        if figures.last_detail else None}
 
 
 def _master_lag_s(control: ms_control, master_end: int) -> float | None:
@@ -625,17 +619,11 @@ def _noted_replication(noted: ReadState) -> dict[str, Any] | None:
             "master_end": state.master_end or None, "term": state.term, "fenced_by": state.fenced_by, "problem": problem}
 
 
-def _link(link: LinkSnapshot, committed: int) -> dict[str, Any]:
-    known = link.acked if link.acked >= 0 else link.start
-    return {
-        "address": link.address, "state": link.state, "since_ms": link.since_ms, "start": link.start, "sent": link.sent,
-        "acked": link.acked, "acked_age_ms": max(0, now_ms() - link.acked_ms) if link.acked_ms else None,
-        "lag_bytes": max(0, committed - known) if known >= 0 else None, "lag_s": _lag_s(link, committed, known),
-        "bytes": link.bytes, "frames": link.frames, "detail": link.detail}
-
-
-def _lag_s(link: LinkSnapshot, committed: int, known: int) -> float | None:
-    """Return how long ago the log ended at a slave's position; None if that is unknown, as for a slave's own link."""
-    if known < 0 or not link.caught_up_ns:
-        return None
-    return max(0.0, (monotonic_ns() - link.caught_up_ns) / 1e9) if known < committed else 0.0
+def _link(link: dict[str, Any], committed: int) -> dict[str, Any]:
+    """Return a link with its lag: how long ago the log ended at a slave's position, unknown for a slave's own link."""
+    acked_ms, caught_up_ns = link.pop("acked_ms"), link.pop("caught_up_ns")
+    known = link["acked"] if link["acked"] >= 0 else link["start"]
+    lag_s = max(0.0, (monotonic_ns() - caught_up_ns) / 1e9) if known < committed else 0.0
+    return link | {
+        "acked_age_ms": max(0, now_ms() - acked_ms) if acked_ms else None, "lag_bytes": max(0, committed - known) if known >= 0 else None,
+        "lag_s": lag_s if known >= 0 and caught_up_ns else None}

@@ -10,8 +10,7 @@ anything by this object.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyengine.arguments import Closing
 from pyengine.ipc import shared_objects
@@ -33,36 +32,7 @@ if TYPE_CHECKING:
 
 LINK_STATE_NAMES = {LINK_CONNECTING: "connecting", LINK_READY: "ready", LINK_HANDSHAKE: "handshake",
                     LINK_TRANSFER: "transfer", LINK_SHUTDOWN: "shutdown"}
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSnapshot:
-    """A snapshot of one link. A position is -1 until the peer has reported it; times are wall clock ms."""
-
-    address: str
-    state: str
-    since_ms: int
-    start: int
-    sent: int
-    acked: int
-    acked_ms: int
-    bytes: int
-    frames: int
-    caught_up_ns: int  # monotonic; 0: unknown
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicationSnapshot:
-    """A snapshot of the totals of all links since the engine started, and why the last link ended."""
-
-    connections: int
-    refused: int
-    closed: int
-    listening_port: int
-    last_address: str
-    last_detail: str
-    last_detail_ms: int
+_NEW_LINK = {"since_ms": 0, "start": -1, "sent": -1, "acked": -1, "acked_ms": 0, "bytes": 0, "frames": 0, "caught_up_ns": 0}
 
 
 def create_replication(folder: SharedFolder) -> None:
@@ -80,8 +50,7 @@ class Link:
         self.row: ms_link = owner.block.links[number]
         self.address = address
         native.write_texts(self.row, address, "")
-        for field, value in (("since_ms", now_ms()), ("start", -1), ("sent", -1), ("acked", -1), ("acked_ms", 0),
-                             ("bytes", 0), ("frames", 0), ("caught_up_ns", 0), ("state", state)):
+        for field, value in (_NEW_LINK | {"since_ms": now_ms(), "state": state}).items():
             native_control.store(self.row, field, value)
 
     def state(self, state: int, detail: str = "") -> None:
@@ -159,30 +128,25 @@ class Replication(Closing):
 
     # ---- `status` --------------------------------------------------------------
 
-    def links(self) -> list[LinkSnapshot]:
-        """Return a snapshot of every open link."""
-        return [snapshot for block in self.block.links if (snapshot := _snapshot(block)) is not None]
+    def links(self) -> list[dict[str, Any]]:
+        """Return every open link. A position is -1 until the peer has reported it; `caught_up_ns` is monotonic, 0: unknown."""
+        found = []
+        for block in self.block.links:
+            if (state := native_control.load(block, "state")) in LINK_STATE_NAMES:
+                address, detail = native.read_texts(block)
+                numbers = {field: native_control.load(block, field) for field in _NEW_LINK}
+                found.append({"address": address, "state": LINK_STATE_NAMES[state], **numbers, "detail": detail})
+        return found
 
-    def snapshot(self) -> ReplicationSnapshot:
-        """Return a snapshot of the totals."""
-        block = self.block
-        address, detail = native.read_texts(block)
-        numbers = {field: native_control.load(block, field) for field in ("connections", "refused", "closed", "listening_port")}
-        detail_ms = native_control.load(block, "detail_ms")
-        return ReplicationSnapshot(**numbers, last_address=address, last_detail=detail, last_detail_ms=detail_ms)
+    def totals(self) -> dict[str, Any]:
+        """Return the totals of all links since the engine started, and why the last link ended."""
+        address, detail = native.read_texts(self.block)
+        numbers = {field: native_control.load(self.block, field) for field in ("connections", "refused", "closed", "listening_port")}
+        closed = {"address": address, "detail": detail, "at_ms": native_control.load(self.block, "detail_ms")} if detail else None
+        return numbers | {"listening_port": numbers["listening_port"] or None, "last_closed": closed}
 
     def close(self) -> None:
         if self._shared is not None:
             del self.block  # a pointer into the mapping
             self._shared.close()
             self._shared = None
-
-
-def _snapshot(block: ms_link) -> LinkSnapshot | None:
-    state = native_control.load(block, "state")
-    if state not in LINK_STATE_NAMES:
-        return None
-    address, detail = native.read_texts(block)
-    numbers = {field: native_control.load(block, field)
-               for field in ("since_ms", "start", "sent", "acked", "acked_ms", "bytes", "frames", "caught_up_ns")}
-    return LinkSnapshot(address=address, state=LINK_STATE_NAMES[state], detail=detail, **numbers)

@@ -209,7 +209,7 @@ def test_a_slave_reports_only_flushed_bytes_and_skips_none_on_a_full_disk(make_e
         assert master.last_report == before == native.load_position(control.wrote)
         with Replication(memory.folder) as replication:
             (link,) = replication.links()
-            assert "disk is too full" in link.detail and link.state == "transfer"
+            assert "disk is too full" in link["detail"] and link["state"] == "transfer"
         os.kill(slave.pid("cleaner"), signal.SIGCONT)
         native.refuse_puts(control, native.REFUSE_DISK_FULL, on=False)
         wait_equal(slave, master)

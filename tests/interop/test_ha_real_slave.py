@@ -181,7 +181,7 @@ def test_a_real_slave_that_is_ahead_is_not_served_and_confirms_nothing(pair, rng
     engine.start()
     assert position(engine, "committed") == 0 and position(engine, "confirm") == 0
     with engine.memory() as memory, Replication(memory.folder) as links:
-        eventually(lambda: "this log ends at 0" in links.snapshot().last_detail, "it was told why", 60)
+        eventually(lambda: "this log ends at 0" in str(links.totals()["last_closed"]), "it was told why", 60)
     assert connected(engine) == 0
     with pyengine.connect(engine.root, refusals="return") as producer:
         assert producer.put("Ha", b"x").status is PutStatus.SLAVE_NOT_AVAILABLE

@@ -117,7 +117,7 @@ def test_the_successor_of_a_killed_replicator_is_linked_when_it_has_compared_and
     rig.follow("it follows")
     assert linked() and any("follows from" in reported for reported in rig.reported)
     with replication.Replication(rig.owner.folder) as links:
-        assert [link.state for link in links.links()] == ["transfer"]
+        assert [link["state"] for link in links.links()] == ["transfer"]
 
 
 @pytest.mark.parametrize("manner", [OURS, ROCKETMQ])

@@ -180,10 +180,10 @@ def test_the_first_report_confirms_nothing_and_later_ones_do():
     assert rig.connection.acked == -1
     rig.transfer()
     rig.report(400, 400)
-    assert rig.connection.acked == rig.replication.links()[0].acked == -1, "said again it is no more than a claim"
+    assert rig.connection.acked == rig.replication.links()[0]["acked"] == -1, "said again it is no more than a claim"
     rig.report(700, 900)
     assert rig.connection.acked == 900
-    assert rig.replication.links()[0].acked == 900
+    assert rig.replication.links()[0]["acked"] == 900
 
 
 def test_a_report_may_come_in_pieces():
@@ -337,7 +337,7 @@ def test_the_end_of_the_connection_is_seen():
     assert rig.connection.ended
     rig.connection.close()
     assert rig.replication.links() == []
-    assert rig.replication.snapshot().last_detail == rig.connection.ended
+    assert rig.replication.totals()["last_closed"]["detail"] == rig.connection.ended
 
 
 @pytest.mark.parametrize("seed", range(20))
