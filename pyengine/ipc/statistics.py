@@ -46,37 +46,6 @@ class RecentLatency:
     p999_ms: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """A snapshot of all figures. The keys of dictionaries by window are seconds."""
-
-    put_messages: int
-    put_bytes: int
-    put_entries: int
-    put_passes: int
-    put_entries_per_pass_max: int
-    refused: dict[str, int]
-    put_tps: dict[int, float | None]
-    put_bytes_per_s: dict[int, float | None]
-    put_latency: RecentLatency
-    put_distribute_recent: list[int]
-    put_sizes: list[int]
-    syncs: int
-    sync_tps: dict[int, float | None]
-    sync_latency: RecentLatency
-    dispatched: int
-    dispatch_tps: dict[int, float | None]
-    dispatch_lag: RecentLatency
-    dispatch_entries: int
-    dispatch_keys: int
-    dispatch_out_of_order: int
-    dispatch_lag_max_bytes: int
-    topics: dict[str, TopicCount]
-    other_topics: TopicCount
-    sample_age_s: float | None
-    histograms: dict[str, Latency]
-
-
 def totals(control: ms_control, stats: ms_store_stats, at_ns: int) -> StatsTotals:
     """Take a sample of the counters from which rates are computed."""
     messages, size_bytes = native.put_totals(control)
@@ -120,6 +89,38 @@ def recent_latency(latency: Latency, recent: Sequence[int]) -> RecentLatency:
     return RecentLatency(latency.max_ns / 1e6 if latency.count else None, share(0.5), share(0.99), share(0.999))
 
 
+class Statistics:
+    """A snapshot of all figures. The keys of dictionaries by window are seconds."""
+
+    def __init__(self, control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | None, now_ns: int) -> None:
+        samples, snapshots = store_stats.samples(stats), store_stats.snapshots(stats)
+        now = totals(control, stats, now_ns)
+        put, dispatch = stats.put, stats.dispatch
+        names = {status.value: status.name for status in PutStatus}
+        self.histograms = {"put": store_stats.latency(put.latency), "sync": store_stats.latency(stats.sync.latency),
+                           "lag": store_stats.latency(dispatch.lag)}
+
+        def recent(kind: str) -> RecentLatency:
+            latency = self.histograms[kind]
+            return recent_latency(latency, recent_counts(latency.buckets, snapshots, kind, now_ns))
+
+        self.put_messages, self.put_bytes = now.put_messages, now.put_bytes
+        self.put_entries, self.put_passes, self.put_entries_per_pass_max = put.entries, put.passes, put.entries_max
+        self.refused = {names.get(number, f"status_{number}"): count for number, count in enumerate(put.refused) if count}
+        self.put_tps, self.put_bytes_per_s = rates(samples, "put_messages"), rates(samples, "put_bytes")
+        self.put_latency = recent("put")
+        self.put_distribute_recent = recent_counts(
+            list(put.distribute)[:store_stats.DISTRIBUTE_BUCKETS], snapshots, "distribute", now_ns)
+        self.put_sizes = list(put.size)
+        self.syncs, self.sync_tps, self.sync_latency = now.syncs, rates(samples, "syncs"), recent("sync")
+        self.dispatched, self.dispatch_tps, self.dispatch_lag = now.dispatched, rates(samples, "dispatched"), recent("lag")
+        self.dispatch_entries, self.dispatch_keys = dispatch.entries, dispatch.keys
+        self.dispatch_out_of_order, self.dispatch_lag_max_bytes = dispatch.out_of_order, dispatch.lag_max_bytes
+        self.topics = {} if topics is None else store_stats.topic_counts(topics)
+        self.other_topics = TopicCount(0, 0) if topics is None else TopicCount(topics.others.messages, topics.others.bytes)
+        self.sample_age_s = (now_ns - samples[-1].at_ns) / 1e9 if samples else None
+
+
 def read_statistics(memory: EngineMemory, now_ns: int | None = None) -> Statistics:
     """Read the figures of a running engine; EngineUnavailableError if it has none (an engine of another version)."""
     try:
@@ -128,37 +129,9 @@ def read_statistics(memory: EngineMemory, now_ns: int | None = None) -> Statisti
             topics = memory.open_topic_stats()
         except EngineUnavailableError:  # the counters by topic may be missing
             topics = None
-        return _read(memory.control, stats, topics, monotonic_ns() if now_ns is None else now_ns)
+        return Statistics(memory.control, stats, topics, monotonic_ns() if now_ns is None else now_ns)
     finally:
         memory.close_statistics()
-
-
-def _read(control: ms_control, stats: ms_store_stats, topics: ms_topic_stats | None, now_ns: int) -> Statistics:
-    samples, snapshots = store_stats.samples(stats), store_stats.snapshots(stats)
-    now = totals(control, stats, now_ns)
-    put, sync = store_stats.latency(stats.put.latency), store_stats.latency(stats.sync.latency)
-    lag = store_stats.latency(stats.dispatch.lag)
-    distribute = list(stats.put.distribute)[:store_stats.DISTRIBUTE_BUCKETS]
-    names = {status.value: status.name for status in PutStatus}
-    refused = {names.get(number, f"status_{number}"): count for number, count in enumerate(stats.put.refused) if count}
-
-    def recent(latency: Latency, field: str) -> RecentLatency:
-        return recent_latency(latency, recent_counts(latency.buckets, snapshots, field, now_ns))
-
-    return Statistics(
-        put_messages=now.put_messages, put_bytes=now.put_bytes, put_entries=stats.put.entries, put_passes=stats.put.passes,
-        put_entries_per_pass_max=stats.put.entries_max, refused=refused,
-        put_tps=rates(samples, "put_messages"), put_bytes_per_s=rates(samples, "put_bytes"),
-        put_latency=recent(put, "put"),
-        put_distribute_recent=recent_counts(distribute, snapshots, "distribute", now_ns), put_sizes=list(stats.put.size),
-        syncs=now.syncs, sync_tps=rates(samples, "syncs"), sync_latency=recent(sync, "sync"),
-        dispatched=now.dispatched, dispatch_tps=rates(samples, "dispatched"), dispatch_lag=recent(lag, "lag"),
-        dispatch_entries=stats.dispatch.entries, dispatch_keys=stats.dispatch.keys,
-        dispatch_out_of_order=stats.dispatch.out_of_order, dispatch_lag_max_bytes=stats.dispatch.lag_max_bytes,
-        topics=store_stats.topic_counts(topics) if topics is not None else {},
-        other_topics=TopicCount(topics.others.messages, topics.others.bytes) if topics is not None else TopicCount(0, 0),
-        sample_age_s=(now_ns - samples[-1].at_ns) / 1e9 if samples else None,
-        histograms={"put": put, "sync": sync, "lag": lag})
 
 
 def document(figures: Statistics) -> dict[str, Any]:
