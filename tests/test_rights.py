@@ -31,8 +31,9 @@ from logs import LogBuilder
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError
+from pyengine.errors import ConfigError, DiskError, EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.formats import ha_wire
+from pyengine.formats.paths import set_log_folders
 from pyengine.ipc import shared_objects
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.ipc.live_reader import check_now
@@ -42,8 +43,8 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
-from pyengine.storage.commit_log import CommitLog
-from pyengine.storage.config import load_config
+from pyengine.storage.commit_log import CommitLog, new_segment_folder
+from pyengine.storage.config import load_config, set_durably
 from pyengine.storage.durable_writes import open_shared_file
 from ready_store import store_with_writer
 from waiting import eventually
@@ -191,6 +192,29 @@ def test_a_shared_folder_that_another_user_made_is_refused(tmp_path):
     folder.path.chmod(0o755)
     with pytest.raises(EngineUnavailableError, match="open to others"):
         folder.make()
+
+
+@pytest.mark.root
+def test_a_log_folder_that_the_stores_user_cannot_write_is_refused_by_root(tmp_path):
+    root = tmp_path / "store"
+    (root / "commitlog").mkdir(parents=True)
+    os.chown(root, NOBODY, NOBODY)
+    with pytest.raises(ConfigError, match=f"belongs to user 0, .*`chown {NOBODY} {tmp_path}/two`"):
+        set_durably(root, {"store_path_commit_log": f"{root}/commitlog,{tmp_path}/two"})
+    os.chown(tmp_path / "two", NOBODY, NOBODY)
+    set_durably(root, {"store_path_commit_log": f"{root}/commitlog,{tmp_path}/two"})
+
+
+@pytest.mark.root
+def test_a_log_folder_that_may_not_be_written_gets_no_segment():
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        os.chmod(root, 0o755)
+        for name, mode in (("one", 0o755), ("two", 0o777)):
+            (root / name).mkdir()
+            (root / name).chmod(mode)
+        set_log_folders(root, "one,two", "")
+        assert as_nobody(lambda: [new_segment_folder(root, n * 64, 64).name for n in range(3)]) == ["two"] * 3
 
 
 @pytest.mark.root

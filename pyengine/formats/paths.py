@@ -48,13 +48,13 @@ class LogFolders:
                     return folder / name
         return folders[0] / name
 
-    def folder_for(self, start_offset: int, size_bytes: int, full: Collection[Path] = ()) -> Path:
+    def folder_for(self, start_offset: int, size_bytes: int, unusable: Collection[Path] = ()) -> Path:
         """Return the folder of a new segment: round robin by its number (MultiPathMappedFileQueue.tryCreateMappedFile).
 
-        Folders in `full` are skipped unless all are full.
+        Those that are `unusable` (full, or not writable) are skipped unless all are.
         """
         allowed = [folder for folder in self.writable if folder not in self.read_only]
-        open_ones = [folder for folder in allowed if folder not in full] or allowed or list(self.writable)
+        open_ones = [folder for folder in allowed if folder not in unusable] or allowed or list(self.writable)
         by_name = sorted(open_ones, key=lambda folder: shown(str(folder)))
         return by_name[start_offset // size_bytes % len(by_name)]
 

@@ -210,8 +210,9 @@ def new_segment_folder(root: str | os.PathLike[str], start_offset: int, size_byt
     folders = log_folders(root)
     if len(folders.writable) == 1:
         return folders.writable[0]
-    full = [folder for folder in folders.writable if is_nearly_full(folder) or folder.is_dir() and free_bytes(folder) < size_bytes]
-    return folders.folder_for(start_offset, size_bytes, full)
+    unusable = [folder for folder in folders.writable if is_nearly_full(folder) or folder.is_dir() and (
+        free_bytes(folder) < size_bytes or not os.access(folder, os.W_OK))]
+    return folders.folder_for(start_offset, size_bytes, unusable)
 
 
 def reserve_step_bytes(segment_bytes: int) -> int:
