@@ -13,12 +13,7 @@ from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 
-
-def main() -> int:
-    """Run the allocator with the arguments of this process; its exit code."""
-    return worker.main(native.ALLOCATOR, "Keeps the next log segments ready.",
-                       lambda attached: AllocateMappedFileService(attached.context))
-
+main = worker.main(native.ALLOCATOR, "Keeps the next log segments ready.", lambda attached: AllocateMappedFileService(attached.context))
 
 if __name__ == "__main__":
     sys.exit(main())

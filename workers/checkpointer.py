@@ -12,12 +12,8 @@ from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
 
-
-def main() -> int:
-    """Run the checkpointer with the arguments of this process; its exit code."""
-    return worker.main(native.CHECKPOINTER, "Syncs queues and index, and writes the checkpoint.",
-                       lambda attached: FlushConsumeQueueService(attached.context))
-
+main = worker.main(native.CHECKPOINTER, "Syncs queues and index, and writes the checkpoint.",
+                   lambda attached: FlushConsumeQueueService(attached.context))
 
 if __name__ == "__main__":
     sys.exit(main())

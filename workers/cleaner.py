@@ -44,10 +44,7 @@ class CleanerService(CleanResourceService):
         self._shared.close()
 
 
-def main() -> int:
-    """Run the cleaner with the arguments of this process; its exit code."""
-    return worker.main(native.CLEANER, "Deletes expired files and watches the free disk space.", CleanerService)
-
+main = worker.main(native.CLEANER, "Deletes expired files and watches the free disk space.", CleanerService)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,10 +20,7 @@ def make_service(attached: worker.Worker) -> CommitRealTimeService:
     return CommitRealTimeService(attached.context)
 
 
-def main() -> int:
-    """Run the committer with the arguments of this process; its exit code."""
-    return worker.main(native.COMMITTER, "Writes pool buffers into the log's segments.", make_service)
-
+main = worker.main(native.COMMITTER, "Writes pool buffers into the log's segments.", make_service)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,10 +24,7 @@ def make_service(attached: worker.Worker) -> FlushService:
     return service
 
 
-def main() -> int:
-    """Run the flusher with the arguments of this process; its exit code."""
-    return worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then moves `flushed`.", make_service)
-
+main = worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then moves `flushed`.", make_service)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -39,10 +39,7 @@ def serve(attached: worker.Worker) -> None:
             raise worker.BootFailedError(f"the gateway cannot listen: {os_error_sentence(error)}") from error
 
 
-def main() -> int:
-    """Run the gateway with the arguments of this process; its exit code."""
-    return worker.run(native.GATEWAY, "Serves RocketMQ 4.9 clients.", serve)
-
+main = worker.run(native.GATEWAY, "Serves RocketMQ 4.9 clients.", serve)
 
 if __name__ == "__main__":
     sys.exit(main())

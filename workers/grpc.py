@@ -35,10 +35,7 @@ def serve(attached: worker.Worker) -> None:
         raise worker.BootFailedError(f"gRPC cannot listen: {os_error_sentence(error)}") from error
 
 
-def main() -> int:
-    """Run the gRPC worker with the arguments of this process; its exit code."""
-    return worker.run(native.GRPC, "Serves clients of RocketMQ 5 by gRPC.", serve)
-
+main = worker.run(native.GRPC, "Serves clients of RocketMQ 5 by gRPC.", serve)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -38,10 +38,7 @@ def make_service(attached: worker.Worker) -> Service:
     return service
 
 
-def main() -> int:
-    """Run the replicator with the arguments of this process; its exit code."""
-    return worker.main(native.REPLICATOR, "Sends the log to slaves, or follows a master.", make_service)
-
+main = worker.main(native.REPLICATOR, "Sends the log to slaves, or follows a master.", make_service)
 
 if __name__ == "__main__":
     sys.exit(main())

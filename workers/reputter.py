@@ -12,12 +12,8 @@ from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.reput_message import ReputMessageService
 
-
-def main() -> int:
-    """Run the reputter with the arguments of this process; its exit code."""
-    return worker.main(native.REPUTTER, "Dispatches the log into consume queues and index.",
-                       lambda attached: ReputMessageService(attached.context))
-
+main = worker.main(native.REPUTTER, "Dispatches the log into consume queues and index.",
+                   lambda attached: ReputMessageService(attached.context))
 
 if __name__ == "__main__":
     sys.exit(main())

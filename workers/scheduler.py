@@ -22,10 +22,7 @@ def make_service(attached: worker.Worker) -> ScheduleMessageService:
     return ScheduleMessageService(attached.context, lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S))
 
 
-def main() -> int:
-    """Run the scheduler with the arguments of this process; its exit code."""
-    return worker.main(native.SCHEDULER, "Delivers delayed messages when they are due.", make_service)
-
+main = worker.main(native.SCHEDULER, "Delivers delayed messages when they are due.", make_service)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -35,10 +35,7 @@ def serve(attached: worker.Worker) -> None:
         service.close()
 
 
-def main() -> int:
-    """Run the writer with the arguments of this process; its exit code."""
-    return worker.run(native.WRITER, "Appends what producers submit to the commit log.", serve)
-
+main = worker.run(native.WRITER, "Appends what producers submit to the commit log.", serve)
 
 if __name__ == "__main__":
     sys.exit(main())

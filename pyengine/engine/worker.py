@@ -292,22 +292,25 @@ def _arguments(kind: int, what: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main(kind: int, what: str, make_service: Callable[[Worker], Service]) -> int:
-    """Run one worker from start to end, with the arguments of this process; return its exit code."""
+def main(kind: int, what: str, make_service: Callable[[Worker], Service]) -> Callable[[], int]:
+    """Return the main of a worker: it runs from start to end, with the arguments of its process, and returns the exit code."""
     return run(kind, what, lambda worker: _serve(worker, make_service))
 
 
-def run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
+def run(kind: int, what: str, serve: Callable[[Worker], None]) -> Callable[[], int]:
     """Like main(), for a worker with its own loop: serve(worker) calls ready() and heartbeat(), and reads `stopping`."""
-    begin_process()
-    faulthandler.enable()  # a worker that is aborted for an old heartbeat (SIGABRT) prints a stack trace
-    for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads the settings; each worker checks its log by itself
-        signal.signal(number, signal.SIG_IGN)
-    began_s = time.monotonic()
-    code = _run(kind, what, serve)
-    if code == WorkerExit.TEMPFAIL:
-        pause_before_restart(time.monotonic() - began_s)
-    return code
+    def run_worker() -> int:
+        begin_process()
+        faulthandler.enable()  # a worker that is aborted for an old heartbeat (SIGABRT) prints a stack trace
+        for number in (signal.SIGHUP, signal.SIGUSR1):  # the supervisor reads the settings; each worker checks its log by itself
+            signal.signal(number, signal.SIG_IGN)
+        began_s = time.monotonic()
+        code = _run(kind, what, serve)
+        if code == WorkerExit.TEMPFAIL:
+            pause_before_restart(time.monotonic() - began_s)
+        return code
+
+    return run_worker
 
 
 def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:

@@ -50,7 +50,7 @@ class Service:
         return self.left >= 0
     def close(self):
         print("closed", self.left, file=sys.stderr, flush=True)
-sys.exit(worker.main(7, "A worker for tests.", Service))
+sys.exit(worker.main(7, "A worker for tests.", Service)())
 """
 
 
