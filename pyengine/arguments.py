@@ -1,6 +1,7 @@
 """Checks of arguments: a wrong type is TypeError, a wrong value UsageError, in a sentence that names the argument.
 
 The public functions check first, so that the wrong call itself raises the error, not a worker, a thread or a later message.
+At the end: what objects of programs have in common at the end of a block and in a forked child.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import math
 import os
 import sys
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from pyengine.errors import UsageError, did_you_mean
 
@@ -146,40 +148,6 @@ def event_loop() -> AbstractEventLoop:
     return loop
 
 
-class Closing:
-    """An object that closes at the end of a `with` block."""
-
-    __slots__ = ()
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class AsyncBlock:
-    """`async with`, as `with` does it; the end runs in a thread."""
-
-    __slots__ = ()
-
-    async def __aenter__(self: AbstractContextManager[_Each]) -> _Each:
-        return self.__enter__()
-
-    async def __aexit__(self: AbstractContextManager[object], *exception: Any) -> None:
-        await end_block(self.__exit__, *exception)
-
-
-async def end_block(end: Callable[..., object], *given: object) -> None:
-    """Call in a thread what ends an `async with` block; a cancelled block ends too, if no thread is free yet."""
-    import asyncio  # as of running_loop()
-
-    await asyncio.shield(event_loop().run_in_executor(None, end, *given))
-
-
 def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:
     """Return `value`, which must be iterable; a text or bytes, which are iterable too, are a wrong type."""
     if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
@@ -211,3 +179,57 @@ def queue_ids(queues: Iterable[int]) -> list[int]:
         if not 0 <= one <= INT32_MAX:
             raise UsageError(f"{one} is not a queue id: give 0 to {INT32_MAX}")
     return ids
+
+
+class Closing:
+    """An object that closes at the end of a `with` block."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class AsyncBlock:
+    """`async with`, as `with` does it; the end runs in a thread."""
+
+    __slots__ = ()
+
+    async def __aenter__(self: AbstractContextManager[_Each]) -> _Each:
+        return self.__enter__()
+
+    async def __aexit__(self: AbstractContextManager[object], *exception: Any) -> None:
+        await end_block(self.__exit__, *exception)
+
+
+class _Inherited(Protocol):
+    def _forked(self) -> None: ...
+
+
+_inherited: weakref.WeakSet[_Inherited] = weakref.WeakSet()
+
+
+def after_fork(each: _Inherited) -> None:
+    """Call its _forked() in each forked child, in no order, while it lives."""
+    _inherited.add(each)
+
+
+def _after_fork_in_child() -> None:
+    for each in [*_inherited]:  # a list: one that another one drops here has its turn too
+        each._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+async def end_block(end: Callable[..., object], *given: object) -> None:
+    """Call in a thread what ends an `async with` block; a cancelled block ends too, if no thread is free yet."""
+    import asyncio  # as of running_loop()
+
+    await asyncio.shield(event_loop().run_in_executor(None, end, *given))

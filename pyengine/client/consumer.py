@@ -90,9 +90,6 @@ _NOTHING_YET = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_OVERFLOW_BADLY, 
 
 _NO_PROGRAMS_TOPICS = ("%", "RMQ_SYS_", SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC)  # how the names of groups' and the system's begin
 
-_living: weakref.WeakSet[Consumer] = weakref.WeakSet()
-
-
 class _Pulse:
     """The thread of this process that sends the heartbeats of all its consumers, and wakes the thread of one that has more to do.
 
@@ -154,8 +151,6 @@ def _free(owned: ExitStack, pid: int) -> None:
 def _after_fork_in_child() -> None:
     global _pulse
     _pulse = _Pulse()
-    for consumer in _living:
-        consumer._make_locks()  # a thread of the parent may have had them, which is not in the child
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -359,11 +354,11 @@ class Consumer:
         self._looked_s = 0.0              # when that was
         self._closing = threading.Event()
         self._is_closed = False
-        self._make_locks()
+        self._forked()
         self._pid = os.getpid()
         self._is_made = False
         self._whole: Consumer | None = None  # what this is a part of, if a program has asked for the part
-        _living.add(self)
+        arguments.after_fork(self)
         self._owned = ExitStack()  # what ends with it, also if the program only drops it: then nothing is stored
         self._free = weakref.finalize(self, _free, self._owned, self._pid)
         self._free.atexit = False
@@ -405,7 +400,8 @@ class Consumer:
             self._thread.start()
         self._is_made = True
 
-    def _make_locks(self) -> None:
+    def _forked(self) -> None:
+        """Make the locks; in a child new ones, since a thread of the parent may have had the old ones."""
         self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
         self._work = threading.RLock()     # one change of claims or offsets at a time; locked before _state
         self._pulling = threading.RLock()  # one thread asks for messages at a time; locked before both

@@ -185,7 +185,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         self._first_puts: FirstPuts | None = None
         self._delayed_cancels: DelayedCancels | None = None
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
-        _living.add(self)
+        arguments.after_fork(self)
 
     def _forked(self) -> None:
         """In a forked child: drop what belongs to the parent; its threads may hold the locks of these objects for ever."""
@@ -669,17 +669,6 @@ def _of_many(result: PutOutcome) -> PutManyResult:
     end = result.physical_offset + result.size_bytes if result.stored else -1
     return PutManyResult(result.status, result.count, result.queue_offset, result.physical_offset, end, result.store_timestamp_ms,
                          result.topic, result.queue_id, result.reason, result.indeterminate)
-
-
-_living: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for producer in _living:
-        producer._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _host_flags(born_host: bytes, store_host: bytes) -> int:

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -80,15 +79,6 @@ _ERRORS = {ExitCode.USAGE: UsageError, ExitCode.CORRUPTION: CorruptionError, Exi
 
 Progress = Callable[[int, int], None]
 _LOG = logging.getLogger("pyengine.engine")
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for engine in _engines:
-        engine._forked()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Engine(arguments.AsyncBlock):
@@ -117,7 +107,7 @@ class Engine(arguments.AsyncBlock):
             raise UsageError(f"the engine on {self.path} is started already")
         if self._shared:
             self._shared.join(progress)
-            _engines.add(self)
+            arguments.after_fork(self)
             self._look()
             return self
         _check_new_start(self.path, self._settings)
@@ -125,7 +115,7 @@ class Engine(arguments.AsyncBlock):
         with opened(os.pidfd_open(os.getpid())) as embedder:
             process, reading = spawn_supervisor(self.path, self._settings, stdin=subprocess.PIPE, embedder=embedder)
         self._process = process
-        _engines.add(self)
+        arguments.after_fork(self)
         try:
             _wait_until_ready(self.path, process, reading, START_TIMEOUT_S, progress)
         except BaseException:

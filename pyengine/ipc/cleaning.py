@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from pyengine.arguments import Closing
+from pyengine.arguments import Closing, after_fork
 from pyengine.errors import EngineError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedFolder
@@ -77,14 +76,12 @@ class Cleaning(Closing):
 class SegmentHolds:
     """The holds of this process. Threads may share it; nested holds on one segment are one lock."""
 
-    _all: ClassVar[weakref.WeakSet[SegmentHolds]] = weakref.WeakSet()
-
     def __init__(self, folder: SharedFolder) -> None:
         self._folder = folder
         self._cleaning: Cleaning | None = None
         self._lock = threading.RLock()  # a signal handler in a thread that has it may hold and release
         self._counts: Counter[int] = Counter()
-        self._all.add(self)
+        after_fork(self)
 
     def hold(self, segment: int) -> bool:
         """Hold the segment that starts at `segment`; False when it is being deleted, or this user may not open the object."""
@@ -128,12 +125,7 @@ class SegmentHolds:
                 self._cleaning.close()
                 self._cleaning = None
 
-    @classmethod
-    def _after_fork_in_child(cls) -> None:
+    def _forked(self) -> None:
         """Close the child's copies, which would keep the parent's locks after its end."""
-        for holds in cls._all:
-            holds._lock = threading.RLock()
-            holds.close()
-
-
-os.register_at_fork(after_in_child=SegmentHolds._after_fork_in_child)
+        self._lock = threading.RLock()
+        self.close()

@@ -35,11 +35,11 @@ import contextlib
 import os
 import secrets
 import struct
-import weakref
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pyengine.arguments import after_fork
 from pyengine.errors import EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.native.waiting import BEAT_CHANGED, MEMBER_SLOTS_MAX, Beat, Pulse
@@ -69,15 +69,6 @@ _MIXED = {
     False: "the members of the group {1} on {0} share messages, so one that owns queues cannot join",
     True: "the members of the group {1} on {0} own queues, so one that shares messages cannot join",
 }
-_living: weakref.WeakSet[GroupMembers] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for members in _living:
-        members._close_file()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +125,7 @@ class GroupMembers:
         self._records = 0  # as many as hold all that it has claimed
         self._claimed: dict[int, bytes] = {}  # the record of its last claim by queue
         self.incarnation = secrets.randbits(63) | 1
-        _living.add(self)
+        after_fork(self)
 
     # -- members ------------------------------------------------------------------
 
@@ -274,9 +265,9 @@ class GroupMembers:
             try:
                 unlock(self._descriptor)
             finally:
-                self._close_file()
+                self._forked()
 
-    def _close_file(self) -> None:
+    def _forked(self) -> None:
         """Close the file without unlocking: a forked child shares its parent's locks, which must end with the parent."""
         if self._descriptor >= 0:
             descriptor, self._descriptor, self._slot = self._descriptor, -1, -1
