@@ -358,7 +358,9 @@ def exclusive(path: Path) -> Iterator[None]:
     """
     lock = path.with_name(path.name + ".lock")
     with opened_to_lock(lock) as descriptor:
-        wait_until_held(lambda: try_lock(descriptor, 0, lock), lock, path.name, path)
+        wait_until_held(lambda: try_lock(descriptor, 0, lock), lock, path.name, path, lock)
+        with contextlib.suppress(OSError):  # a full disk
+            os.utime(descriptor)  # those that wait see that it changes hands, also if nothing is written
         yield
 
 
@@ -389,15 +391,15 @@ class RunningClock:
         return self._passed_s
 
 
-def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str, guarded: Path) -> None:
-    """Call `try_lock` until it is true; StoreBusyError after LOCK_WAIT_S in which `guarded`, which holders change, stays as it is.
+def wait_until_held(try_lock: Callable[[], bool], lock: Path, name: str, *changed: Path) -> None:
+    """Call `try_lock` until it is true; StoreBusyError after LOCK_WAIT_S in which the files that holders change stay as they are.
 
     For a stopped process must not block the others for ever, while many that take turns only make each of them wait longer.
     """
-    waited_s, interval_s, seen = RunningClock(LOCK_STEP_S), _POLL_INTERVAL_FIRST_S, path_stamp(guarded)
+    waited_s, interval_s, seen = RunningClock(LOCK_STEP_S), _POLL_INTERVAL_FIRST_S, [*map(path_stamp, changed)]
     while not try_lock():
         if waited_s() >= LOCK_WAIT_S:
-            if (now := path_stamp(guarded)) == seen:
+            if (now := [*map(path_stamp, changed)]) == seen:
                 raise StoreBusyError(f"{name} is not changed: another process has held {lock} for {LOCK_WAIT_S:g} s")
             waited_s, seen = RunningClock(LOCK_STEP_S), now
         time.sleep(interval_s)

@@ -230,6 +230,24 @@ def test_a_commit_waits_as_long_as_others_commit(tmp_path, monkeypatch):
     assert not list(others) and offsets.read("orders", "audit") == {0: 5}
 
 
+def test_a_commit_waits_as_long_as_the_lock_changes_hands(tmp_path, monkeypatch):
+    offsets, lock, others = ConsumerOffsets(tmp_path), durable_file.try_lock, iter(range(40))
+    offsets.commit("orders", "billing", {0: 1})
+    monkeypatch.setattr(durable_file, "LOCK_WAIT_S", 0.02)
+
+    def of_others(*given):
+        for _ in others:
+            with monkeypatch.context() as patch:
+                patch.setattr(durable_file, "try_lock", lock)
+                ConsumerOffsets(tmp_path).update(lambda table: None)  # a member that claims a queue writes no offset
+            return False
+        return lock(*given)
+
+    monkeypatch.setattr(durable_file, "try_lock", of_others)
+    offsets.commit("orders", "audit", {0: 5})
+    assert not list(others) and offsets.read("orders", "audit") == {0: 5}
+
+
 def test_a_pause_of_this_process_is_no_wait_for_the_lock(tmp_path, monkeypatch):
     offsets = ConsumerOffsets(tmp_path)
     offsets.commit("orders", "billing", {0: 1})
