@@ -16,7 +16,7 @@ import base64
 import binascii
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -399,7 +399,7 @@ class Pops:
                     self.shares.end_in_place(lease, is_counted=False)
             if queue.is_blocked:
                 return
-            flight.again = dict.fromkeys(sorted(flight.again))
+            flight.again = OrderedDict.fromkeys(sorted(flight.again))
         while flight.again and not _is_full(asked, taken):
             for message in flight.deliver_again(1, self._deliveries_max(asked)):
                 self._take_if_meant(message, share, queue, asked, taken)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from copy import copy
@@ -315,7 +316,7 @@ class SharedQueue:
 
     def __init__(self, saved: SavedQueue) -> None:
         self.queue, self.tenure, self.end, self.last = saved.queue, saved.tenure, saved.end, saved.last
-        self.open: dict[int, tuple[int, int]] = {}
+        self.open: OrderedDict[int, tuple[int, int]] = OrderedDict()  # a dict passes what was deleted before its first one
         self._skipped = _clipped(saved.acked, saved.end, INT64_MAX)
         self._counts = tuple(run for run in saved.counts if run[1] > saved.end)
         at = max(saved.offset, 0)
@@ -493,8 +494,8 @@ class InFlight:
 
     def __init__(self, offset: int) -> None:
         self.aside = array("q")
-        self.open: dict[int, Message] = {}
-        self.again: dict[int, None] = {}
+        self.open: OrderedDict[int, Message] = OrderedDict()  # a dict passes what was deleted before its first one
+        self.again: OrderedDict[int, None] = OrderedDict()
         self.dead: dict[int, None] = {}
         self.spared: set[int] = set()
         self.last: tuple[int, ...] | None = None
@@ -566,8 +567,7 @@ class InFlight:
         """Return up to `count` of the messages that were given back, with their counts; they are delivered now."""
         found: list[Message] = []
         while self.again and len(found) < count:
-            offset = next(iter(self.again))
-            del self.again[offset]
+            offset, _ = self.again.popitem(last=False)
             message = self.open[offset]
             if (counted := self._recount(message, message.delivery_count + 1, deliveries_max)) is not None:
                 found.append(counted)
@@ -582,8 +582,8 @@ class InFlight:
         if last is not None and not (last.queue_offset < self.delivered_end and self._is_same(last)):
             return
         self._has_acks |= bool(self.again or self.dead)  # those after one that is kept
-        self.open = {offset: message for offset, message in self.open.items()
-                     if last is not None and offset > last.queue_offset or offset in self.again or offset in self.dead}
+        self.open = OrderedDict((offset, message) for offset, message in self.open.items()
+                                if last is not None and offset > last.queue_offset or offset in self.again or offset in self.dead)
         self.done = next(iter(self.open), self.delivered_end)
 
     def acknowledge(self, message: Message) -> bool:
@@ -610,7 +610,7 @@ class InFlight:
             flip(self.aside, start, end)
         for message in messages:
             self.open[message.queue_offset] = message
-        self.open = dict(sorted(self.open.items()))
+        self.open = OrderedDict(sorted(self.open.items()))
         self._has_acks = True
         self._move_done()
 
@@ -643,14 +643,14 @@ class InFlight:
         for offset, message in again.items():
             self.open[offset] = message
             self.dead.pop(offset, None)
-        self.again = dict.fromkeys(again)
+        self.again = OrderedDict.fromkeys(again)
 
     def take_back(self, messages: Iterable[Message]) -> None:
         """Note that the program did not get these messages: they come again, next of all, without being counted twice."""
         found = {message.queue_offset: self.open[message.queue_offset] for message in messages if message.queue_offset in self.open}
         for offset, message in found.items():
             self.open[offset] = replace(message, delivery_count=message.delivery_count - 1)
-        self.again = dict.fromkeys(found) | self.again
+        self.again = OrderedDict.fromkeys(found) | self.again
 
     def copied(self) -> InFlight:
         """Return what saved() needs, as it is now, for another thread."""

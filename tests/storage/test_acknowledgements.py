@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -70,6 +71,29 @@ def test_what_is_done_moves_to_the_first_open_message():
     for offset, done in ((6, 5), (8, 5), (5, 7), (9, 7), (7, 10)):
         assert flight.acknowledge(message(offset)) and flight.done == done
     assert not flight.acknowledge(message(7)) and not flight.is_outstanding
+
+
+@pytest.mark.parametrize("by", ["acknowledge", "deliver again", "of members that share"])
+def test_each_of_many_open_messages_costs_the_same(by):
+    def took_s(count):
+        given, flight = messages(0, count), InFlight(0)
+        flight.deliver(given, None)
+        shared = SharedQueue(SavedQueue(0, 1, 0, count, taken=((0, count, 7),)))
+        for each in given if by == "deliver again" else ():
+            flight.give_back(each)
+        begin = time.thread_time()
+        for each in given:
+            if by == "acknowledge":
+                flight.acknowledge(each)
+            elif by == "deliver again":
+                flight.deliver_again(1, None)
+            else:
+                shared.apply({"by": 7, "from": count, "end": count, "ended": [(each.queue_offset, each.queue_offset + 1)], "last": None})
+                assert shared.done == each.queue_offset + 1
+        assert by == "deliver again" or not (flight.open if by == "acknowledge" else shared.open)
+        return time.thread_time() - begin
+
+    assert took_s(96_000) < 80 * min(took_s(4_000) for _ in range(3)), "24 times as many take about 24 times as long"
 
 
 def test_a_late_acknowledgement_counts_for_no_other_message_of_the_offset():
