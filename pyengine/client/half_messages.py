@@ -21,28 +21,7 @@ from typing import Literal
 from pyengine.client.outgoing import RawMessage, body_bytes, map_text, raw_of, result_of
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, UsageError
-from pyengine.formats.constants import (
-    PROPERTY_CHECK_IMMUNITY_TIME,
-    PROPERTY_DELAY,
-    PROPERTY_DELIVER_AT,
-    PROPERTY_PRODUCER_GROUP,
-    PROPERTY_REAL_QUEUE_ID,
-    PROPERTY_REAL_TOPIC,
-    PROPERTY_TAGS,
-    PROPERTY_TIMED_QUEUE_ID,
-    PROPERTY_TIMED_TOPIC,
-    PROPERTY_TRANSACTION_CHECK_TIMES,
-    PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
-    PROPERTY_WAIT,
-    SCHEDULE_TOPIC,
-    SYS_FLAG_TRANSACTION_COMMIT,
-    SYS_FLAG_TRANSACTION_MASK,
-    TIMER_TOPIC,
-    TRANSACTION_DISCARD_TOPIC,
-    TRANSACTION_GROUP,
-    TRANSACTION_HALF_TOPIC,
-    TRANSACTION_OP_TOPIC,
-)
+from pyengine.formats import constants
 from pyengine.formats.delayed_message import OF_TIMED, timed_properties
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_properties
@@ -82,42 +61,42 @@ def half_of(message: RawMessage) -> RawMessage:
     topic, queue_id, text, level = message.topic, message.queue_id, message.properties_text, message.delay_level
     if message.deliver_at_ms:
         text = timed_properties(text, topic, queue_id, message.deliver_at_ms)
-        topic, queue_id, level = TIMER_TOPIC, 0, 10  # with two digits, so that the commit has room for its level
-    properties = decode_properties(text) | {PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QUEUE_ID: str(queue_id)}
+        topic, queue_id, level = constants.TIMER_TOPIC, 0, 10  # with two digits, so that the commit has room for its level
+    properties = decode_properties(text) | {constants.PROPERTY_REAL_TOPIC: topic, constants.PROPERTY_REAL_QUEUE_ID: str(queue_id)}
     if level:
-        properties[PROPERTY_DELAY] = str(level)
-    return replace(message, topic=TRANSACTION_HALF_TOPIC, queue_id=0, sys_flag=message.sys_flag & ~SYS_FLAG_TRANSACTION_MASK,
-                   properties_text=map_text(properties), delay_level=0, deliver_at_ms=0)
+        properties[constants.PROPERTY_DELAY] = str(level)
+    return replace(message, topic=constants.TRANSACTION_HALF_TOPIC, queue_id=0, properties_text=map_text(properties), delay_level=0,
+                   sys_flag=message.sys_flag & ~constants.SYS_FLAG_TRANSACTION_MASK, deliver_at_ms=0)
 
 
 def commit_of(half: Message) -> RawMessage:
     """Return what a commit stores in the real topic, with REAL_TOPIC and TRAN_MSG as by the broker. UsageError without a topic."""
     topic, queue_id = real_queue(half)
     properties = dict(half.properties)
-    level, at_ms = _number(properties.get(PROPERTY_DELAY, ""), 0), 0
-    if properties.get(PROPERTY_REAL_TOPIC) == TIMER_TOPIC:
-        level, at_ms = 0, _number(properties.get(PROPERTY_DELIVER_AT, ""), 0)
-        properties |= {PROPERTY_REAL_TOPIC: topic, PROPERTY_REAL_QUEUE_ID: str(queue_id)}
-        for name in (PROPERTY_DELAY, *OF_TIMED):
+    level, at_ms = _number(properties.get(constants.PROPERTY_DELAY, ""), 0), 0
+    if properties.get(constants.PROPERTY_REAL_TOPIC) == constants.TIMER_TOPIC:
+        level, at_ms = 0, _number(properties.get(constants.PROPERTY_DELIVER_AT, ""), 0)
+        properties |= {constants.PROPERTY_REAL_TOPIC: topic, constants.PROPERTY_REAL_QUEUE_ID: str(queue_id)}
+        for name in (constants.PROPERTY_DELAY, *OF_TIMED):
             properties.pop(name, None)
     return replace(raw_of(half, properties), topic=topic, queue_id=queue_id, delay_level=level, deliver_at_ms=at_ms,
-                   sys_flag=half.sys_flag & ~SYS_FLAG_TRANSACTION_MASK | SYS_FLAG_TRANSACTION_COMMIT,
+                   sys_flag=half.sys_flag & ~constants.SYS_FLAG_TRANSACTION_MASK | constants.SYS_FLAG_TRANSACTION_COMMIT,
                    prepared_transaction_offset=half.physical_offset)
 
 
 def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None) -> RawMessage:
     """Return the op message that ends the half message at `queue_offset`. `host`: the store host, None for the producer's."""
     return RawMessage(
-        TRANSACTION_OP_TOPIC, str(queue_offset).encode(), queue_id=half.queue_id, born_timestamp_ms=now_ms,
+        constants.TRANSACTION_OP_TOPIC, str(queue_offset).encode(), queue_id=half.queue_id, born_timestamp_ms=now_ms,
         born_host=host or "127.0.0.1:0", store_host=host, wait_store_msg_ok=False,
-        properties_text=map_text({PROPERTY_TAGS: REMOVE_TAG, PROPERTY_WAIT: "true"}))
+        properties_text=map_text({constants.PROPERTY_TAGS: REMOVE_TAG, constants.PROPERTY_WAIT: "true"}))
 
 
 def real_queue(half: Message) -> tuple[str, int]:
     """Return the (topic, queue id) that a half message is meant for; UsageError if it has no topic."""
-    topic, queue = half.properties.get(PROPERTY_REAL_TOPIC, ""), half.properties.get(PROPERTY_REAL_QUEUE_ID, "")
-    if topic == TIMER_TOPIC:
-        topic, queue = half.properties.get(PROPERTY_TIMED_TOPIC, ""), half.properties.get(PROPERTY_TIMED_QUEUE_ID, "")
+    topic, queue = half.properties.get(constants.PROPERTY_REAL_TOPIC, ""), half.properties.get(constants.PROPERTY_REAL_QUEUE_ID, "")
+    if topic == constants.TIMER_TOPIC:
+        topic, queue = half.properties.get(constants.PROPERTY_TIMED_TOPIC, ""), half.properties.get(constants.PROPERTY_TIMED_QUEUE_ID, "")
     if not topic or not (queue.isascii() and queue.isdecimal()):
         raise UsageError(f"{half.msg_id} names no topic and queue: it is not a half message")
     return topic, int(queue)
@@ -159,7 +138,7 @@ class HalfMessages:
         """Return the half message that begins at this offset, None if there is none."""
         with self.lock:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
-        return found if found is not None and found.topic == TRANSACTION_HALF_TOPIC else None
+        return found if found is not None and found.topic == constants.TRANSACTION_HALF_TOPIC else None
 
     def end(self, half: Message, outcome: Outcome, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back; return the result of the commit, or of the op message. `half` may have been put back meanwhile.
@@ -172,7 +151,8 @@ class HalfMessages:
         done = None
         if half.uniq_key and self._may_be_put_back(half):
             with self.lock:
-                offsets |= {copy.queue_offset for copy in self._copies_of(TRANSACTION_HALF_TOPIC, half) if copy.queue_id == half.queue_id}
+                copies = self._copies_of(constants.TRANSACTION_HALF_TOPIC, half)
+                offsets |= {copy.queue_offset for copy in copies if copy.queue_id == half.queue_id}
                 done = self._committed(half) if outcome == "commit" else None
         if outcome == "commit":
             done = done or self._put_raw(commit_of(half), timeout_s)
@@ -183,8 +163,8 @@ class HalfMessages:
 
     def _may_be_put_back(self, half: Message) -> bool:
         """Whether a round may have asked about the half message by now, or has: it is a copy."""
-        immunity_s = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME, ""), -1)
-        return (PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
+        immunity_s = _number(half.properties.get(constants.PROPERTY_CHECK_IMMUNITY_TIME, ""), -1)
+        return (constants.PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
                 or _age_ms(half, self.now_ms()) >= (self.config.transaction_timeout_ms if immunity_s < 0 else immunity_s * 1000))
 
     def put_back(self, half: Message, more: dict[str, str]) -> Message:
@@ -200,9 +180,9 @@ class HalfMessages:
 
     def discard(self, half: Message) -> None:
         """Store a half message in TRANS_CHECK_MAX_TIME_TOPIC. PutError if it is not stored."""
-        self.enter(TRANSACTION_DISCARD_TOPIC)
-        self._put(replace(raw_of(half, half.properties), topic=TRANSACTION_DISCARD_TOPIC, queue_id=0),
-                  f"move half message {half.msg_id} to {TRANSACTION_DISCARD_TOPIC}")
+        self.enter(constants.TRANSACTION_DISCARD_TOPIC)
+        self._put(replace(raw_of(half, half.properties), topic=constants.TRANSACTION_DISCARD_TOPIC, queue_id=0),
+                  f"move half message {half.msg_id} to {constants.TRANSACTION_DISCARD_TOPIC}")
 
     def _put(self, message: RawMessage, what: str) -> PutResult:
         result = self._put_raw(message, None)
@@ -219,11 +199,11 @@ class HalfMessages:
         """
         with self.lock:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
-        if found is None or found.topic != TRANSACTION_DISCARD_TOPIC:
-            raise UsageError(f"no message of {TRANSACTION_DISCARD_TOPIC} begins at {physical_offset}")
+        if found is None or found.topic != constants.TRANSACTION_DISCARD_TOPIC:
+            raise UsageError(f"no message of {constants.TRANSACTION_DISCARD_TOPIC} begins at {physical_offset}")
         real_queue(found)
-        self.enter(TRANSACTION_HALF_TOPIC)
-        self.put_back(replace(found, topic=TRANSACTION_HALF_TOPIC, queue_id=0), {PROPERTY_TRANSACTION_CHECK_TIMES: "0"})
+        self.enter(constants.TRANSACTION_HALF_TOPIC)
+        self.put_back(replace(found, topic=constants.TRANSACTION_HALF_TOPIC, queue_id=0), {constants.PROPERTY_TRANSACTION_CHECK_TIMES: "0"})
 
     def enter(self, topic: str) -> None:
         """Ensure that the topic is in topics.json, with one queue as the broker enters it."""
@@ -263,9 +243,9 @@ class HalfMessages:
     def _committed(self, half: Message) -> PutResult | None:
         """Return the commit of a half message from the index, whichever copy of it was committed; None if there is none."""
         topic, _ = real_queue(half)
-        topics = (topic, SCHEDULE_TOPIC, TIMER_TOPIC) if PROPERTY_DELAY in half.properties else (topic,)
+        topics = (topic, constants.SCHEDULE_TOPIC, constants.TIMER_TOPIC) if constants.PROPERTY_DELAY in half.properties else (topic,)
         for found in chain.from_iterable(self._copies_of(each, half) for each in topics):
-            if found.transaction_type == SYS_FLAG_TRANSACTION_COMMIT:
+            if found.transaction_type == constants.SYS_FLAG_TRANSACTION_COMMIT:
                 return result_of(found)
         return None
 
@@ -319,11 +299,11 @@ class PreparedCheck:
             try:
                 with self._halves.lock:
                     if self._wait_for_dispatch():
-                        for queue_id in self._halves.reader().queue_ids(TRANSACTION_HALF_TOPIC):
+                        for queue_id in self._halves.reader().queue_ids(constants.TRANSACTION_HALF_TOPIC):
                             self._check_queue(queue_id, can_ask, asked)
             finally:
                 if asked:
-                    _write_times(lock, times_ms | {half.properties.get(PROPERTY_PRODUCER_GROUP, ""): start_ms for half in asked})
+                    _write_times(lock, times_ms | {half.properties.get(constants.PROPERTY_PRODUCER_GROUP, ""): start_ms for half in asked})
                 self._store_reached(FLUSHED_WAIT_S)
             return asked
 
@@ -338,7 +318,7 @@ class PreparedCheck:
             if flushed_end is not None and flushed_end >= reached.log_end:
                 for (topic, queue_id), offset in reached.offsets.items():
                     if offset > self._stored_offsets(topic).get(queue_id, 0):  # another process may have stored a later one
-                        self._offsets.commit(topic, TRANSACTION_GROUP, {queue_id: offset})
+                        self._offsets.commit(topic, constants.TRANSACTION_GROUP, {queue_id: offset})
                 break
             if flushed_end is None or time.monotonic() >= deadline_s:
                 return
@@ -355,9 +335,9 @@ class PreparedCheck:
 
     def _check_queue(self, queue_id: int, can_ask: Callable[[Message], bool], asked: list[Message]) -> None:
         reader, start_ms = self._halves.reader(), self._halves.now_ms()
-        first, half_end = reader.queue_range(TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
-        begin = min(max(self._begin(TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
-        op_begin = self._begin(TRANSACTION_OP_TOPIC, queue_id, 0)
+        first, half_end = reader.queue_range(constants.TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
+        begin = min(max(self._begin(constants.TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
+        op_begin = self._begin(constants.TRANSACTION_OP_TOPIC, queue_id, 0)
         ended, done_ops, op_begin = self._read_ops(queue_id, op_begin, begin)
         offset = begin
         try:
@@ -366,7 +346,7 @@ class PreparedCheck:
                     done_ops.update(ended.pop(offset))
                     offset += 1
                     continue
-                found = reader.get_message(TRANSACTION_HALF_TOPIC, queue_id, offset, 1, level=ReadLevel.COMMITTED)
+                found = reader.get_message(constants.TRANSACTION_HALF_TOPIC, queue_id, offset, 1, level=ReadLevel.COMMITTED)
                 if not found.messages or found.messages[0].queue_offset != offset:
                     offset = max(offset + 1, found.next_begin_offset)  # deleted, or damaged
                     continue
@@ -385,9 +365,9 @@ class PreparedCheck:
             reached = self._reached
             reached.log_end = max(reader.max_physical_offset(ReadLevel.COMMITTED), self._halves.last_put_end)
             if offset != begin:
-                reached.offsets[TRANSACTION_HALF_TOPIC, queue_id] = offset
+                reached.offsets[constants.TRANSACTION_HALF_TOPIC, queue_id] = offset
             if op_end != op_begin:
-                reached.offsets[TRANSACTION_OP_TOPIC, queue_id] = op_end
+                reached.offsets[constants.TRANSACTION_OP_TOPIC, queue_id] = op_end
 
     def _give_up(self, half: Message, error: PutError) -> None:
         """Move a half message that can never be put back out of the way of those after it. PutError if that is refused for now.
@@ -400,38 +380,38 @@ class PreparedCheck:
             if not refused.result.status.is_lasting:
                 raise
             _LOG.error("half message %s can neither be put back nor moved to %s: it is never committed (%s)", half.msg_id,
-                       TRANSACTION_DISCARD_TOPIC, refused)
+                       constants.TRANSACTION_DISCARD_TOPIC, refused)
         else:
             _LOG.error("half message %s can never be put back, so its producer is not asked, and it is moved to %s (%s)", half.msg_id,
-                       TRANSACTION_DISCARD_TOPIC, error)
+                       constants.TRANSACTION_DISCARD_TOPIC, error)
 
     def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[Message], bool],
                       asked: list[Message]) -> bool:
         """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
-        times, config = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
+        times, config = _number(half.properties.get(constants.PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
         times -= half.physical_offset in self.not_asked
         age_ms = _age_ms(half, start_ms)
         if times >= config.transaction_check_max or age_ms > config.file_reserved_time_hours * 3_600_000:
             self._halves.discard(half)
-            _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, TRANSACTION_DISCARD_TOPIC)
+            _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, constants.TRANSACTION_DISCARD_TOPIC)
             return True
         if half.store_timestamp_ms >= start_ms:
             return False
-        immunity = half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME)
+        immunity = half.properties.get(constants.PROPERTY_CHECK_IMMUNITY_TIME)
         if immunity is not None:
             seconds = _number(immunity, -1)
             if age_ms < (config.transaction_timeout_ms if seconds < 0 else seconds * 1000):
-                first = half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
+                first = half.properties.get(constants.PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
                 if _number(first, -1) not in ended:
-                    self._halves.put_back(half, {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
+                    self._halves.put_back(half, {constants.PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
                 return True
         elif age_ms < config.transaction_timeout_ms:
             return False
-        group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
+        group = half.properties.get(constants.PROPERTY_PRODUCER_GROUP, "")
         if can_ask(half):
             if group in self._recent:
                 return False
-            asked.append(self._halves.put_back(half, {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
+            asked.append(self._halves.put_back(half, {constants.PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
         elif start_ms - half.store_timestamp_ms < self._again_after_ms:  # put back by another process, or it can wait
             return False
         else:
@@ -441,12 +421,13 @@ class PreparedCheck:
     def _read_ops(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
         """Return (half offset -> offsets of its op messages, ops of half messages before `begin`, the first op)."""
         reader = self._halves.reader()
-        first, end = reader.queue_range(TRANSACTION_OP_TOPIC, queue_id, ReadLevel.COMMITTED)
+        first, end = reader.queue_range(constants.TRANSACTION_OP_TOPIC, queue_id, ReadLevel.COMMITTED)
         at = op_begin = min(max(op_begin, first), end)
         ended: dict[int, list[int]] = {}
         done: set[int] = set()
         while at < end:
-            found = reader._fetch(TRANSACTION_OP_TOPIC, queue_id, at, READ_MESSAGES, Wanted(), ReadLevel.COMMITTED, FETCH_BYTES_MAX)
+            found = reader._fetch(
+                constants.TRANSACTION_OP_TOPIC, queue_id, at, READ_MESSAGES, Wanted(), ReadLevel.COMMITTED, FETCH_BYTES_MAX)
             following = found.next_begin_offset if found.next_begin_offset > at else at + 1
             seen = set(range(at, min(following, end)))
             for message in found.messages:
@@ -462,7 +443,7 @@ class PreparedCheck:
         return max(self._stored_offsets(topic).get(queue_id, without), self._reached.offsets.get((topic, queue_id), 0))
 
     def _stored_offsets(self, topic: str) -> dict[int, int]:
-        return self._offsets.read(topic, TRANSACTION_GROUP)
+        return self._offsets.read(topic, constants.TRANSACTION_GROUP)
 
 
 def _read_times(lock: int) -> dict[str, int]:

@@ -22,27 +22,7 @@ from pyengine import arguments
 from pyengine._front import Turn
 from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import DiskError, EngineError, StoreBusyError, UsageError, did_you_mean, require_extra
-from pyengine.formats.constants import (
-    INTERNAL_PROPERTY_NAMES,
-    MULTI_DISPATCH_SEPARATOR,
-    NAME_VALUE_SEPARATOR,
-    PROPERTIES_BYTES_MAX,
-    PROPERTY_DELAY,
-    PROPERTY_INNER_MULTI_DISPATCH,
-    PROPERTY_KEYS,
-    PROPERTY_REAL_QUEUE_ID,
-    PROPERTY_REAL_TOPIC,
-    PROPERTY_SEPARATOR,
-    PROPERTY_TAGS,
-    PROPERTY_TIMED_TOPIC,
-    PROPERTY_UNIQ_KEY,
-    RESERVED_PROPERTY_NAMES,
-    SCHEDULE_TOPIC,
-    SYS_FLAG_TRANSACTION_COMMIT,
-    SYS_FLAG_TRANSACTION_NONE,
-    TIMER_TOPIC,
-    TOPIC_BYTES_MAX,
-)
+from pyengine.formats import constants
 from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, DelayedId, DelayMark, timed_properties, wait_level
 from pyengine.formats.paths import StorePaths
@@ -61,8 +41,8 @@ if TYPE_CHECKING:
 
     from pyengine.ipc.live_reader import LiveStoreReader
 
-_RESERVED = RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES
-_FORBIDDEN = ("\x00", NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)
+_RESERVED = constants.RESERVED_PROPERTY_NAMES | constants.INTERNAL_PROPERTY_NAMES
+_FORBIDDEN = ("\x00", constants.NAME_VALUE_SEPARATOR, constants.PROPERTY_SEPARATOR)
 PROPERTY_PIECE_CHARS_MIN = 3  # readers drop a shorter piece, and with it an empty value
 
 
@@ -225,8 +205,8 @@ def topic_bytes(topic: str) -> bytes:
         raise RefusedError("the topic holds a lone surrogate: give it as valid text") from None
     if not data:
         raise RefusedError("the topic is empty: name one")
-    if len(data) > TOPIC_BYTES_MAX:
-        raise RefusedError(f"the topic has {len(data)} bytes in UTF-8, {TOPIC_BYTES_MAX} are possible: shorten it")
+    if len(data) > constants.TOPIC_BYTES_MAX:
+        raise RefusedError(f"the topic has {len(data)} bytes in UTF-8, {constants.TOPIC_BYTES_MAX} are possible: shorten it")
     if topic in (".", "..") or "/" in topic:
         raise RefusedError(f"the topic {topic!r} cannot be a folder's name: leave out '/', '.' and '..'")
     if any(mark in topic for mark in _FORBIDDEN):
@@ -274,23 +254,28 @@ def property_value(name: str, value: str, what: str) -> str:
     return value
 
 
+def property_text(name: str, value: str, what: str) -> str:
+    """Return one property as the text of properties has it; raise as property_value()."""
+    return f"{name}{constants.NAME_VALUE_SEPARATOR}{property_value(name, value, what)}"
+
+
 def _light_queues(names: str) -> None:
     """Raise RefusedError unless every name in INNER_MULTI_DISPATCH can be a queue's name."""
-    for name in names.split(MULTI_DISPATCH_SEPARATOR):
+    for name in names.split(constants.MULTI_DISPATCH_SEPARATOR):
         try:
             topic_bytes(name)
         except RefusedError as refused:
-            raise RefusedError(f"a queue in {PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}", refused.status) from None
+            raise RefusedError(f"a queue in {constants.PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}", refused.status) from None
 
 
 def _user_property(name: str, value: str) -> str:
     if not arguments.text(name, "a property's name") or any(mark in name for mark in _FORBIDDEN):
         raise RefusedError(f"the property name {name!r} is empty or holds a character 0, 1 or 2")
-    if name == PROPERTY_INNER_MULTI_DISPATCH:
+    if name == constants.PROPERTY_INNER_MULTI_DISPATCH:
         _light_queues(value)
     elif name in _RESERVED:
         raise RefusedError(f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
-    return f"{name}{NAME_VALUE_SEPARATOR}{property_value(name, value, f'the property {name}')}"
+    return property_text(name, value, f"the property {name}")
 
 
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
@@ -304,12 +289,12 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
             arguments.several(keys, "keys", "str or an iterable of str")
         words = keys if isinstance(keys, str) else " ".join(property_value("", word, "a key") for word in keys)
         if words:
-            pieces.append(f"{PROPERTY_KEYS}{NAME_VALUE_SEPARATOR}{property_value(PROPERTY_KEYS, words, 'keys')}")
+            pieces.append(property_text(constants.PROPERTY_KEYS, words, "keys"))
     if unique_key is not None:
-        pieces.append(f"{PROPERTY_UNIQ_KEY}{NAME_VALUE_SEPARATOR}{property_value(PROPERTY_UNIQ_KEY, unique_key, 'unique_key')}")
+        pieces.append(property_text(constants.PROPERTY_UNIQ_KEY, unique_key, "unique_key"))
     if tags:
-        pieces.append(f"{PROPERTY_TAGS}{NAME_VALUE_SEPARATOR}{property_value(PROPERTY_TAGS, tags, 'tags')}")
-    return PROPERTY_SEPARATOR.join(pieces)
+        pieces.append(property_text(constants.PROPERTY_TAGS, tags, "tags"))
+    return constants.PROPERTY_SEPARATOR.join(pieces)
 
 
 PIECE_BYTES, BATCH_PIECE_BYTES = 64 << 20, 256 << 10  # a batch must fit into a segment, and so be small beside the smallest ones
@@ -397,15 +382,15 @@ def _values(batch: pyarrow.RecordBatch, name: str, kind: str) -> list[Any]:
 
 def properties_bytes(text: str) -> bytes:
     """Return the property text in UTF-8. As in RocketMQ, too many characters and too many bytes are different statuses."""
-    if len(text) > PROPERTIES_BYTES_MAX:
-        raise RefusedError(f"the properties have {len(text)} characters, {PROPERTIES_BYTES_MAX} are possible: store less in them")
+    if len(text) > constants.PROPERTIES_BYTES_MAX:
+        raise RefusedError(f"the properties have {len(text)} characters, {constants.PROPERTIES_BYTES_MAX} are possible: store less in them")
     try:
         data = text.encode()
     except UnicodeEncodeError:
         raise RefusedError("a property holds a lone surrogate: give it as valid text") from None
-    if len(data) > PROPERTIES_BYTES_MAX:
-        raise RefusedError(f"the properties have {len(data)} bytes in UTF-8, {PROPERTIES_BYTES_MAX} are possible: store less in them",
-                           PutStatus.PROPERTIES_SIZE_EXCEEDED)
+    if len(data) > constants.PROPERTIES_BYTES_MAX:
+        raise RefusedError(f"the properties have {len(data)} bytes in UTF-8, {constants.PROPERTIES_BYTES_MAX} are possible: store less in "
+                           "them", PutStatus.PROPERTIES_SIZE_EXCEEDED)
     return data
 
 
@@ -449,7 +434,7 @@ def later(topic: str, queue_id: int, text: str, delay: Delay, delays_ms: Sequenc
     now_ms = time.time_ns() // 1_000_000
     if at_ms is not None and at_ms > now_ms:
         level, text = wait_level(at_ms - now_ms, delays_ms), timed_properties(text, topic, queue_id, at_ms)
-        topic, queue_id = TIMER_TOPIC, 0
+        topic, queue_id = constants.TIMER_TOPIC, 0
     return delayed(topic, queue_id, text, level, len(delays_ms)) if level > 0 else (topic, queue_id, text)
 
 
@@ -470,17 +455,18 @@ def later_batch(topic: str, queue_id: int, shared: str, texts: list[str], delays
     if max(times_ms) <= now_ms:
         return topic, queue_id, shared, texts
     level = wait_level(min(times_ms) - now_ms, delays_ms)
-    return (*delayed(TIMER_TOPIC, 0, shared, level, len(delays_ms)),
+    return (*delayed(constants.TIMER_TOPIC, 0, shared, level, len(delays_ms)),
             [timed_properties(text, topic, queue_id, at_ms) for text, at_ms in zip(texts, times_ms)])
 
 
 def delayed(topic: str, queue_id: int, text: str, level: int, levels: int) -> tuple[str, int, str]:
     """Return (topic, queue id, property text) of a message that waits in a level, at most the last. RocketMQ: CommitLog.asyncPutMessage."""
     level = min(level, levels)
-    pieces = {piece.partition(NAME_VALUE_SEPARATOR)[0]: piece for piece in text.split(PROPERTY_SEPARATOR) if piece}
-    for name, value in ((PROPERTY_DELAY, level), (PROPERTY_REAL_TOPIC, topic), (PROPERTY_REAL_QUEUE_ID, queue_id)):
-        pieces[name] = f"{name}{NAME_VALUE_SEPARATOR}{value}"
-    return SCHEDULE_TOPIC, level - 1, PROPERTY_SEPARATOR.join(pieces[name] for name in hash_map_order(pieces))
+    pieces = {piece.partition(constants.NAME_VALUE_SEPARATOR)[0]: piece for piece in text.split(constants.PROPERTY_SEPARATOR) if piece}
+    for name, value in (
+            (constants.PROPERTY_DELAY, level), (constants.PROPERTY_REAL_TOPIC, topic), (constants.PROPERTY_REAL_QUEUE_ID, queue_id)):
+        pieces[name] = f"{name}{constants.NAME_VALUE_SEPARATOR}{value}"
+    return constants.SCHEDULE_TOPIC, level - 1, constants.PROPERTY_SEPARATOR.join(pieces[name] for name in hash_map_order(pieces))
 
 
 RELOAD_INTERVAL_NS = 5_000_000_000  # between two looks at topics.json
@@ -605,10 +591,10 @@ class FirstPuts:
             if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
                 raise RefusedError(f"the index does not have the newest messages within {INDEX_S:g} s, so the unique key cannot be looked "
                                    "up: put it again later", PutStatus.SERVICE_NOT_AVAILABLE)
-            hits = [found for where in (topic, SCHEDULE_TOPIC, TIMER_TOPIC)
+            hits = [found for where in (topic, constants.SCHEDULE_TOPIC, constants.TIMER_TOPIC)
                     for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
                     if found.uniq_key == unique_key and _real_topic(found) == topic
-                    and found.transaction_type in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)]
+                    and found.transaction_type in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)]
         return min(hits, key=lambda found: found.physical_offset, default=None)
 
     def wait_for(self, topic: str, unique_key: str, result: PutResult) -> None:
@@ -643,10 +629,10 @@ class FirstPuts:
 def _real_topic(message: Message) -> str:
     """Return the topic to which a message is delivered."""
     properties = message.properties
-    if message.topic not in (SCHEDULE_TOPIC, TIMER_TOPIC):
+    if message.topic not in (constants.SCHEDULE_TOPIC, constants.TIMER_TOPIC):
         return message.topic
-    topic = properties.get(PROPERTY_REAL_TOPIC, "")
-    return properties.get(PROPERTY_TIMED_TOPIC, "") if topic == TIMER_TOPIC else topic
+    topic = properties.get(constants.PROPERTY_REAL_TOPIC, "")
+    return properties.get(constants.PROPERTY_TIMED_TOPIC, "") if topic == constants.TIMER_TOPIC else topic
 
 
 CANCEL_READ_S = 2.0     # longest wait until a message that was put can be read
@@ -702,18 +688,18 @@ class DelayedCancels:
         # What is not dispatched has no entry yet, or half of one, and the first one of a store is like the zeros that are there before it.
         if self._reader.is_live and message.physical_offset >= self._reader.dispatched_offset(ReadLevel.COMMITTED):
             return INT64_MAX
-        queue = self._reader._queue(SCHEDULE_TOPIC, message.queue_id)
+        queue = self._reader._queue(constants.SCHEDULE_TOPIC, message.queue_id)
         entry = None if queue is None else queue.entry(message.queue_offset, message.queue_offset + 1)
         if queue is None or entry is None or (entry.physical_offset, entry.size_bytes) != (
                 message.physical_offset, message.size_bytes):
             if self._reader.is_live:  # it was recovered, and the scheduler sees no message before its queue has it
                 return INT64_MAX
-            raise EngineError(f"queue {message.queue_id} of {SCHEDULE_TOPIC} lacks its offset {message.queue_offset} since a crash, so "
-                              "nothing says whether the message was delivered: start the engine and cancel it again")
+            raise EngineError(f"queue {message.queue_id} of {constants.SCHEDULE_TOPIC} lacks its offset {message.queue_offset} since a "
+                              "crash, so nothing says whether the message was delivered: start the engine and cancel it again")
         code = entry.tags_code
         if is_ext_address(code):
             if (unit := queue.ext_unit(code)) is None:
-                raise EngineError(f"queue {message.queue_id} of {SCHEDULE_TOPIC} lacks the extension unit of its offset "
+                raise EngineError(f"queue {message.queue_id} of {constants.SCHEDULE_TOPIC} lacks the extension unit of its offset "
                                   f"{message.queue_offset}, so nothing says whether the message is due: stop the engine, run `pyengine "
                                   "rebuild`, and cancel it again")
             code = unit.tags_code
@@ -735,12 +721,13 @@ class DelayedCancels:
     def _waiting(self, first_offset: int) -> Message | None:
         """Return the record that waits now of a message whose first record is deleted, by a look at all that wait."""
         noted, _ = DelayOffsets(self._reader.root).read()
-        starts = {queue_id: noted.get(queue_id + 1, 0) for queue_id in self._reader.queue_ids(SCHEDULE_TOPIC)}
+        starts = {queue_id: noted.get(queue_id + 1, 0) for queue_id in self._reader.queue_ids(constants.SCHEDULE_TOPIC)}
         for _ in range(CANCEL_LOOKS):  # what moves to another level during a look is new there in the next
-            ends = {queue_id: self._reader.queue_range(SCHEDULE_TOPIC, queue_id, ReadLevel.COMMITTED)[1] for queue_id in starts}
+            ends = {queue_id: self._reader.queue_range(constants.SCHEDULE_TOPIC, queue_id, ReadLevel.COMMITTED)[1] for queue_id in starts}
             for queue_id, start in starts.items():
                 while start < ends[queue_id]:
-                    found = self._reader.get_message(SCHEDULE_TOPIC, queue_id, start, CANCEL_READ_MESSAGES, level=ReadLevel.COMMITTED)
+                    found = self._reader.get_message(
+                        constants.SCHEDULE_TOPIC, queue_id, start, CANCEL_READ_MESSAGES, level=ReadLevel.COMMITTED)
                     for message in found.messages:
                         if DelayedId.of(message).physical_offset == first_offset:
                             return message

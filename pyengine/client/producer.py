@@ -41,19 +41,7 @@ from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineUnavailableError, UsageError, command
-from pyengine.formats.constants import (
-    BLANK_HEADER_BYTES,
-    NAME_VALUE_SEPARATOR,
-    PROPERTY_SEPARATOR,
-    PROPERTY_SHARDING_KEY,
-    PROPERTY_TRANSACTION_PREPARED,
-    SYS_FLAG_BORN_HOST_V6,
-    SYS_FLAG_STORE_HOST_V6,
-    SYS_FLAG_TRANSACTION_COMMIT,
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_NONE,
-    TOPIC_BYTES_MAX,
-)
+from pyengine.formats import constants
 from pyengine.formats.record import (
     HOST_V6_BYTES,
     BatchMember,
@@ -415,13 +403,14 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         self._topic_bytes(message.topic)
         queue_id = self._choose_queue(message)
         pieces = [outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key)]
-        pieces += [f"{name}{NAME_VALUE_SEPARATOR}{outgoing.property_value(name, value, name)}"
-                   for name, value in ({PROPERTY_TRANSACTION_PREPARED: "true"} | more).items()]
+        pieces += [outgoing.property_text(name, value, name)
+                   for name, value in ({constants.PROPERTY_TRANSACTION_PREPARED: "true"} | more).items()]
         body = outgoing.body_bytes(message.body)
         self._refuse_sizes(len(body), queue_id, message.flag)
         delay = Delay.of(message.delay_level, message.deliver_at)
-        return RawMessage(message.topic, body, queue_id=queue_id, properties_text=PROPERTY_SEPARATOR.join(pieces), flag=message.flag,
-                          born_timestamp_ms=time.time_ns() // 1_000_000, delay_level=delay.level, deliver_at_ms=delay.at_ms or 0)
+        return RawMessage(message.topic, body, queue_id=queue_id, properties_text=constants.PROPERTY_SEPARATOR.join(pieces),
+                          flag=message.flag, born_timestamp_ms=time.time_ns() // 1_000_000, delay_level=delay.level,
+                          deliver_at_ms=delay.at_ms or 0)
 
     # ---- choice of the queue ------------------------------------------------------
 
@@ -441,7 +430,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         properties = {} if message.properties is None else arguments.mapping(message.properties, "properties")
         message.queue_id = self._choice.queue_of(
             message.topic, arguments.text(message.sharding_key, "sharding_key"), may_wait=self._puts.may_wait())
-        message.properties = {**properties, PROPERTY_SHARDING_KEY: message.sharding_key}
+        message.properties = {**properties, constants.PROPERTY_SHARDING_KEY: message.sharding_key}
         return message.queue_id
 
     # ---- entries ------------------------------------------------------------------
@@ -490,7 +479,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             except TypeError:
                 payload = native.pack_many([outgoing.body_bytes(body, one.name(at)) for at, body in enumerate(bodies)])
             sizes = memoryview(payload)[:4 * len(bodies)].cast("I")
-            room = self._puts.segment_bytes - BLANK_HEADER_BYTES - record_size(0, len(name), len(text), self._host_flags)
+            room = self._puts.segment_bytes - constants.BLANK_HEADER_BYTES - record_size(0, len(name), len(text), self._host_flags)
             if max(sizes) > min(self._puts.max_message_bytes, room):
                 for one.at, size_bytes in enumerate(sizes):
                     self._refuse_sizes(size_bytes, queue_id, message.flag)
@@ -558,7 +547,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
     def _raw_batch_entry(self, message: RawMessage, members: Sequence[BatchMember]) -> PutEntry:
         """Check and encode a raw batch, or raise RefusedError."""
-        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0 or message.deliver_at_ms:
+        if message.sys_flag & constants.SYS_FLAG_TRANSACTION_MASK or message.delay_level > 0 or message.deliver_at_ms:
             raise RefusedError("a batch holds no transaction and no delayed messages: put them singly")
         name = outgoing.topic_bytes(message.topic)
         shared = outgoing.properties_bytes(message.properties_text)
@@ -571,11 +560,11 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     def _raw_entry(self, message: RawMessage) -> PutEntry:
         """Check and encode a raw message, for the delay schedule if it is delivered later; or raise RefusedError."""
         topic, queue_id, properties_text = message.topic, message.queue_id, message.properties_text
-        if len(topic) > TOPIC_BYTES_MAX:
-            raise RefusedError(f"the topic has {len(topic)} characters, {TOPIC_BYTES_MAX} are possible: shorten it")
-        transaction = message.sys_flag & SYS_FLAG_TRANSACTION_MASK
+        if len(topic) > constants.TOPIC_BYTES_MAX:
+            raise RefusedError(f"the topic has {len(topic)} characters, {constants.TOPIC_BYTES_MAX} are possible: shorten it")
+        transaction = message.sys_flag & constants.SYS_FLAG_TRANSACTION_MASK
         if ((message.delay_level > 0 or message.deliver_at_ms)
-                and transaction in (SYS_FLAG_TRANSACTION_NONE, SYS_FLAG_TRANSACTION_COMMIT)):
+                and transaction in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)):
             outgoing.properties_bytes(properties_text)
             delay = Delay(message.delay_level, message.deliver_at_ms or None)
             topic, queue_id, properties_text = outgoing.later(topic, queue_id, properties_text, delay, self._delays_ms)
@@ -600,7 +589,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         header.born_timestamp_ms = time.time_ns() // 1_000_000
         if raw is not None:
             born_host = encode_host(raw.born_host)
-            header.sys_flag = (raw.sys_flag & ~(SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6)
+            header.sys_flag = (raw.sys_flag & ~(constants.SYS_FLAG_BORN_HOST_V6 | constants.SYS_FLAG_STORE_HOST_V6)
                                | _host_flags(born_host, context.store_host))
             header.born_timestamp_ms = raw.born_timestamp_ms
             header.reconsume_times = raw.reconsume_times
@@ -672,8 +661,8 @@ def _of_many(result: PutOutcome) -> PutManyResult:
 
 
 def _host_flags(born_host: bytes, store_host: bytes) -> int:
-    flags = SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_BYTES else 0
-    return flags | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0)
+    flags = constants.SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_BYTES else 0
+    return flags | (constants.SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0)
 
 
 def _remember(memory: dict[_Key, bytes], key: _Key, value: bytes) -> None:

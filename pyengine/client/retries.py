@@ -29,21 +29,7 @@ from pyengine.client.outgoing import RawMessage, delayed, map_text, raw_of
 from pyengine.client.producer import Producer, connect_with
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import UsageError
-from pyengine.formats.constants import (
-    DLQ_PREFIX,
-    NAME_VALUE_SEPARATOR,
-    PROPERTIES_BYTES_MAX,
-    PROPERTY_DELAY,
-    PROPERTY_ORIGIN_MESSAGE_ID,
-    PROPERTY_REASON,
-    PROPERTY_RETRY_TOPIC,
-    PROPERTY_SEPARATOR,
-    PROPERTY_WAIT,
-    RESERVED_PROPERTY_NAMES,
-    RETRY_PREFIX,
-    TIMER_TOPIC,
-    TOPIC_BYTES_MAX,
-)
+from pyengine.formats import constants
 from pyengine.formats.delayed_message import timed_properties
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
@@ -56,23 +42,23 @@ MAX_RECONSUME_TIMES = 16  # SubscriptionGroupConfig.retryMaxTimes
 FIRST_DELAY_LEVEL = 3
 RETRY_QUEUE_NUMS = 1      # SubscriptionGroupConfig.retryQueueNums
 DLQ_QUEUE_NUMS = 1
-GROUP_BYTES_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
+GROUP_BYTES_MAX = constants.TOPIC_BYTES_MAX - len(constants.RETRY_PREFIX)
 LOST_NAMES_MAX, LOST_CHARS_MAX = 5, 60  # of the properties that a note names
 REASON_CHARS_MAX = 1000
 _NO_REASON = re.compile("[\x00-\x02\ud800-\udfff]")  # what the text of properties cannot have
 REQUEUE_MESSAGES = 32     # dead letters that are put back between two notes
-_KEPT = frozenset((PROPERTY_RETRY_TOPIC, PROPERTY_ORIGIN_MESSAGE_ID))  # by them a dead letter goes back, and is found
+_KEPT = frozenset((constants.PROPERTY_RETRY_TOPIC, constants.PROPERTY_ORIGIN_MESSAGE_ID))  # by them a dead letter goes back, and is found
 _LOG = logging.getLogger("pyengine.client.retries")
 
 
 def retry_topic(group: str) -> str:
     """Return the group's retry topic; UsageError for a group whose name is too long for it."""
-    return RETRY_PREFIX + check_group(group)
+    return constants.RETRY_PREFIX + check_group(group)
 
 
 def dlq_topic(group: str) -> str:
     """Return the topic of the group's dead letters; UsageError as for retry_topic()."""
-    return DLQ_PREFIX + check_group(group)
+    return constants.DLQ_PREFIX + check_group(group)
 
 
 class SentBack(NamedTuple):
@@ -98,25 +84,25 @@ def sent_back(
     stored. A message that leaves no room for the properties of a retry is a dead letter. `reason` becomes a property of a dead letter.
     """
     properties = dict(message.properties)
-    properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
-    properties[PROPERTY_WAIT] = "false"
+    properties.setdefault(constants.PROPERTY_RETRY_TOPIC, message.topic)
+    properties[constants.PROPERTY_WAIT] = "false"
     is_dead = delay_level < 0 or message.reconsume_times >= max_reconsume_times
     level = 0 if is_dead or deliver_at_ms is not None else delay_level or FIRST_DELAY_LEVEL + message.reconsume_times
-    properties[PROPERTY_DELAY] = str(level)
-    properties[PROPERTY_ORIGIN_MESSAGE_ID] = properties.get(PROPERTY_ORIGIN_MESSAGE_ID, "").strip() or message.msg_id
+    properties[constants.PROPERTY_DELAY] = str(level)
+    properties[constants.PROPERTY_ORIGIN_MESSAGE_ID] = properties.get(constants.PROPERTY_ORIGIN_MESSAGE_ID, "").strip() or message.msg_id
     note = ""
     if not is_dead:
         topic = TopicConfig(retry_topic(group), retry_queue_nums, retry_queue_nums)
         raw = replace(raw_of(message, properties), topic=topic.topic, queue_id=random.randrange(topic.write_queue_nums),
                       delay_level=level, deliver_at_ms=deliver_at_ms or 0, reconsume_times=message.reconsume_times + 1)
-        waiting = (delayed(TIMER_TOPIC, 0, timed_properties(raw.properties_text, raw.topic, raw.queue_id, deliver_at_ms), 99, 99)
+        waiting = (delayed(constants.TIMER_TOPIC, 0, timed_properties(raw.properties_text, raw.topic, raw.queue_id, deliver_at_ms), 99, 99)
                    if deliver_at_ms else delayed(raw.topic, raw.queue_id, raw.properties_text, level, level))
-        if len(waiting[2].encode()) <= PROPERTIES_BYTES_MAX:
+        if len(waiting[2].encode()) <= constants.PROPERTIES_BYTES_MAX:
             return SentBack(topic, raw)
         note = f"{message.msg_id} is a dead letter of {group} at once, because its properties leave no room for those of a retry"
-        properties[PROPERTY_DELAY] = "0"
+        properties[constants.PROPERTY_DELAY] = "0"
     if reason:
-        properties[PROPERTY_REASON] = _NO_REASON.sub("\ufffd", reason)[:REASON_CHARS_MAX]
+        properties[constants.PROPERTY_REASON] = _NO_REASON.sub("\ufffd", reason)[:REASON_CHARS_MAX]
     topic = TopicConfig(dlq_topic(group), DLQ_QUEUE_NUMS, DLQ_QUEUE_NUMS)
     kept, lost = fitting(properties)
     if lost:
@@ -132,12 +118,12 @@ def fitting(properties: Mapping[str, str]) -> tuple[dict[str, str], str]:
     equals as few and as short ones as possible. The topic to go back to and the id of the original remain.
     """
     kept = dict(properties)
-    excess = len(map_text(kept).encode()) - PROPERTIES_BYTES_MAX
-    needless = {PROPERTY_WAIT, PROPERTY_DELAY, PROPERTY_REASON} & kept.keys()
-    own = kept.keys() - needless - RESERVED_PROPERTY_NAMES
+    excess = len(map_text(kept).encode()) - constants.PROPERTIES_BYTES_MAX
+    needless = {constants.PROPERTY_WAIT, constants.PROPERTY_DELAY, constants.PROPERTY_REASON} & kept.keys()
+    own = kept.keys() - needless - constants.RESERVED_PROPERTY_NAMES
     lost = []
     for names in (needless, own, kept.keys() - needless - own - _KEPT):
-        sizes = sorted((len(f"{name}{NAME_VALUE_SEPARATOR}{kept[name]}{PROPERTY_SEPARATOR}".encode()), name) for name in names)
+        sizes = sorted((len(f"{name}{kept[name]}".encode()) + 2, name) for name in names)  # with the two separators
         while excess > 0 and sizes:
             size_bytes, name = sizes.pop(min(bisect_left(sizes, (excess, "")), len(sizes) - 1))
             excess -= size_bytes
@@ -157,7 +143,7 @@ class RetriedMessage(Message):
     def of(cls, message: Message) -> RetriedMessage:
         """Return the message with its original topic. RocketMQ: DefaultMQPushConsumerImpl.resetRetryAndNamespace."""
         return cls(
-            message.properties.get(PROPERTY_RETRY_TOPIC, message.topic), message.body, message.queue_id, message.queue_offset,
+            message.properties.get(constants.PROPERTY_RETRY_TOPIC, message.topic), message.body, message.queue_id, message.queue_offset,
             message.physical_offset, message.size_bytes, message.raw_properties, message.flag, message.sys_flag,
             message.born_timestamp_ms, message.born_host, message.store_timestamp_ms, message.store_host,
             message.reconsume_times, message.prepared_transaction_offset, message.body_crc, message.delivery_count)
@@ -248,8 +234,8 @@ class DeadLetters:
     def queues(self) -> list[DeadLetterQueue]:
         """Return each group with dead letters, sorted."""
         with self._open() as reader:
-            return [self._queue(reader, topic.removeprefix(DLQ_PREFIX)) for topic in sorted(reader.topics())
-                    if topic.startswith(DLQ_PREFIX) and 0 in reader.queue_ids(topic)]
+            return [self._queue(reader, topic.removeprefix(constants.DLQ_PREFIX)) for topic in sorted(reader.topics())
+                    if topic.startswith(constants.DLQ_PREFIX) and 0 in reader.queue_ids(topic)]
 
     def messages(self, group: str, offset: int | None = None, max_messages: int = 32) -> list[Message]:
         """Return those from `offset` on (None: the first), with their original topics."""
@@ -272,8 +258,8 @@ class DeadLetters:
             messages = _read(reader, group, done, queue.end, queue.waiting) if offsets is None else self._read_at(reader, queue, offsets)
             try:
                 for message in messages:
-                    kept, lost = fitting({name: value for name, value in message.properties.items() if name != PROPERTY_REASON}
-                                         | {PROPERTY_RETRY_TOPIC: message.topic})
+                    kept, lost = fitting({name: value for name, value in message.properties.items() if name != constants.PROPERTY_REASON}
+                                         | {constants.PROPERTY_RETRY_TOPIC: message.topic})
                     try:
                         retries.put_into(topic, replace(raw_of(message, kept), topic=topic.topic, queue_id=0, reconsume_times=0))
                         count += 1
@@ -324,7 +310,7 @@ def check_group(group: str) -> str:
     size_bytes = len(arguments.text(group, "group").encode(errors="surrogatepass"))
     if not 0 < size_bytes <= GROUP_BYTES_MAX:
         raise UsageError(f"the group {group!r} has {size_bytes} bytes in UTF-8; give it 1 to {GROUP_BYTES_MAX}, so that the topic of its "
-                         f"retries, {RETRY_PREFIX}GROUP, has at most {TOPIC_BYTES_MAX}")
+                         f"retries, {constants.RETRY_PREFIX}GROUP, has at most {constants.TOPIC_BYTES_MAX}")
     return group
 
 

@@ -12,20 +12,7 @@ from typing import NamedTuple
 
 from pyengine.arguments import INT64_MAX, INT64_MIN
 from pyengine.errors import FormatError
-from pyengine.formats.constants import (
-    CQ_EXT_ADDRESS_MAX,
-    CQ_EXT_UNIT_BYTES_MIN,
-    CQ_FILLER_SIZE,
-    LMQ_PREFIX,
-    LMQ_QUEUE_ID,
-    MULTI_DISPATCH_SEPARATOR,
-    PROPERTY_INNER_MULTI_DISPATCH,
-    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-    PROPERTY_SEPARATOR,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
-    Readable,
-)
+from pyengine.formats import constants
 from pyengine.formats.record import Message
 
 ENTRY = struct.Struct(">qiq")
@@ -39,11 +26,11 @@ class ConsumeQueueEntry(NamedTuple):
     tags_code: int
 
 
-FILLER = ConsumeQueueEntry(0, CQ_FILLER_SIZE, 0)
+FILLER = ConsumeQueueEntry(0, constants.CQ_FILLER_SIZE, 0)
 FILLER_BYTES = ENTRY.pack(*FILLER)
 
 
-def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
+def unpack_entry(buffer: constants.Readable, at: int = 0) -> ConsumeQueueEntry:
     """Return the entry at byte `at`; FormatError if there are fewer than 20 bytes."""
     try:
         return ConsumeQueueEntry._make(ENTRY.unpack_from(buffer, at))
@@ -53,7 +40,7 @@ def unpack_entry(buffer: Readable, at: int = 0) -> ConsumeQueueEntry:
 
 def is_filler(entry: tuple[int, int, int]) -> bool:
     """Return whether this is a filler entry, as in front of a queue that does not start at 0 (section 8.3)."""
-    return entry[0] == 0 and entry[1] == CQ_FILLER_SIZE
+    return entry[0] == 0 and entry[1] == constants.CQ_FILLER_SIZE
 
 
 def is_live(entry: tuple[int, int, int]) -> bool:
@@ -63,7 +50,7 @@ def is_live(entry: tuple[int, int, int]) -> bool:
 
 def is_ext_address(tags_code: int) -> bool:
     """Return whether the tags code is an address in the consume queue extension (section 9)."""
-    return tags_code <= CQ_EXT_ADDRESS_MAX
+    return tags_code <= constants.CQ_EXT_ADDRESS_MAX
 
 
 _UNIT_HEAD = struct.Struct(">hqqh")
@@ -85,24 +72,24 @@ def decode_ext_address(tags_code: int) -> int:
     return tags_code - INT64_MIN
 
 
-def unpack_ext_unit(buffer: Readable, at: int = 0) -> ConsumeQueueExtUnit | None:
+def unpack_ext_unit(buffer: constants.Readable, at: int = 0) -> ConsumeQueueExtUnit | None:
     """Return the unit at byte `at`, or None at the end of the file's data; FormatError if its sizes disagree."""
     if at + 2 > len(buffer):
         return None
     size_bytes = int.from_bytes(buffer[at : at + 2], "big", signed=True)
     if size_bytes < 1:
         return None
-    if size_bytes < CQ_EXT_UNIT_BYTES_MIN or at + size_bytes > len(buffer):
+    if size_bytes < constants.CQ_EXT_UNIT_BYTES_MIN or at + size_bytes > len(buffer):
         raise FormatError(f"an extension unit of {size_bytes} bytes at byte {at} does not fit")
     _, tags_code, store_timestamp_ms, bit_map_bytes = _UNIT_HEAD.unpack_from(buffer, at)
-    start = at + CQ_EXT_UNIT_BYTES_MIN
-    if bit_map_bytes < 0 or CQ_EXT_UNIT_BYTES_MIN + bit_map_bytes > size_bytes:
+    start = at + constants.CQ_EXT_UNIT_BYTES_MIN
+    if bit_map_bytes < 0 or constants.CQ_EXT_UNIT_BYTES_MIN + bit_map_bytes > size_bytes:
         raise FormatError(f"the filter bit map of the extension unit at byte {at} does not fit")
     return ConsumeQueueExtUnit(size_bytes, tags_code, store_timestamp_ms, bytes(buffer[start : start + bit_map_bytes]))
 
 
-NOT_QUEUED = (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
-_OFFSETS = f"{PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
+NOT_QUEUED = (constants.SYS_FLAG_TRANSACTION_PREPARED, constants.SYS_FLAG_TRANSACTION_ROLLBACK)
+_OFFSETS = f"{constants.PROPERTY_INNER_MULTI_QUEUE_OFFSET}\x01".encode()
 
 
 class FurtherPlace(NamedTuple):
@@ -119,11 +106,11 @@ def further_places(message: Message) -> list[FurtherPlace]:
 
     As in RocketMQ, there are none if the numbers of names and offsets differ, and an empty name or a wrong offset is skipped.
     """
-    names = _pieces(message.properties.get(PROPERTY_INNER_MULTI_DISPATCH))
-    offsets = _pieces(message.properties.get(PROPERTY_INNER_MULTI_QUEUE_OFFSET))
+    names = _pieces(message.properties.get(constants.PROPERTY_INNER_MULTI_DISPATCH))
+    offsets = _pieces(message.properties.get(constants.PROPERTY_INNER_MULTI_QUEUE_OFFSET))
     if len(names) != len(offsets) or message.transaction_type in NOT_QUEUED:
         return []
-    return [FurtherPlace(number, name, LMQ_QUEUE_ID if name.startswith(LMQ_PREFIX) else message.queue_id, int(offset))
+    return [FurtherPlace(number, name, constants.LMQ_QUEUE_ID if name.startswith(constants.LMQ_PREFIX) else message.queue_id, int(offset))
             for number, (name, offset) in enumerate(zip(names, offsets)) if name and _is_offset(offset)]
 
 
@@ -145,19 +132,19 @@ def belongs_to(message: Message, topic: str, queue_id: int) -> bool:
 
 def with_further_offsets(raw_properties: bytes, offsets: Mapping[int, int]) -> bytes:
     """Return the property bytes with new offsets of the further entries, given by the number of the entry."""
-    pieces = raw_properties.split(PROPERTY_SEPARATOR.encode())
-    comma = MULTI_DISPATCH_SEPARATOR.encode()
+    pieces = raw_properties.split(constants.PROPERTY_SEPARATOR.encode())
+    comma = constants.MULTI_DISPATCH_SEPARATOR.encode()
     for at, piece in enumerate(pieces):
         if piece.startswith(_OFFSETS):
             texts = piece[len(_OFFSETS) :].split(comma)
             pieces[at] = _OFFSETS + comma.join(
                 b"%d" % offsets[number] if number in offsets else text for number, text in enumerate(texts))
-    return PROPERTY_SEPARATOR.encode().join(pieces)
+    return constants.PROPERTY_SEPARATOR.encode().join(pieces)
 
 
 def _pieces(text: str | None) -> list[str]:
     """Split as Java does: without empty pieces at the end."""
-    pieces = (text or "").split(MULTI_DISPATCH_SEPARATOR)
+    pieces = (text or "").split(constants.MULTI_DISPATCH_SEPARATOR)
     while pieces and not pieces[-1]:
         pieces.pop()
     return pieces

@@ -18,24 +18,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, text_format, timestamp_pb2
 
 from pyengine.errors import FormatError
-from pyengine.formats.constants import (
-    INTERNAL_PROPERTY_NAMES,
-    KEY_SEPARATOR,
-    PROPERTY_CHECK_IMMUNITY_TIME,
-    PROPERTY_DELAY,
-    PROPERTY_FIRST_POP_TIME,
-    PROPERTY_KEYS,
-    PROPERTY_PRODUCER_GROUP,
-    PROPERTY_SHARDING_KEY,
-    PROPERTY_TAGS,
-    PROPERTY_TIMER_DELIVER_MS,
-    PROPERTY_TIMER_OUT_MS,
-    PROPERTY_TRANSACTION_PREPARED,
-    PROPERTY_UNIQ_KEY,
-    RESERVED_PROPERTY_NAMES,
-    SYS_FLAG_COMPRESSED,
-    SYS_FLAG_TRANSACTION_PREPARED,
-)
+from pyengine.formats import constants
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTIES
 from pyengine.formats.record import Message, decode_message_id, encode_properties, split_keys
 
@@ -46,8 +29,8 @@ SECONDS_MAX = 253_402_300_799  # of a timestamp: the end of 9999
 HOST_CHARS_MAX = 255        # of what a client says of its host
 _PROPERTY_BORN_HOST = "__BORNHOST"
 _PROPERTY_TRACE = "TRACE_CONTEXT"
-_RESERVED = INTERNAL_PROPERTY_NAMES | RESERVED_PROPERTY_NAMES | {  # of a client's properties, as of RocketMQ 5
-    *TIMER_PROPERTIES, PROPERTY_TIMER_OUT_MS, PROPERTY_FIRST_POP_TIME, _PROPERTY_BORN_HOST,
+_RESERVED = constants.INTERNAL_PROPERTY_NAMES | constants.RESERVED_PROPERTY_NAMES | {  # of a client's properties, as of RocketMQ 5
+    *TIMER_PROPERTIES, constants.PROPERTY_TIMER_OUT_MS, constants.PROPERTY_FIRST_POP_TIME, _PROPERTY_BORN_HOST,
     *"POP_CK POP_CK_OFFSET DUP_INFO EXTEND_UNIQ_INFO BORN_TIMESTAMP __CRC32# DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID"
      " TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL".split()}
 _NOT_SENT = _RESERVED | {_PROPERTY_TRACE}
@@ -102,13 +85,13 @@ class Translator:
         """Return the header of a send (310) of this message; CallRefusedError."""
         system = message.system_properties
         self._check_body(message)
-        sys_flag = SYS_FLAG_COMPRESSED if system.body_encoding == self._v2.GZIP else 0
+        sys_flag = constants.SYS_FLAG_COMPRESSED if system.body_encoding == self._v2.GZIP else 0
         properties = self._properties_of(message)
         if system.message_type == self._v2.TRANSACTION:
-            sys_flag |= SYS_FLAG_TRANSACTION_PREPARED
-            properties |= {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: topic}
+            sys_flag |= constants.SYS_FLAG_TRANSACTION_PREPARED
+            properties |= {constants.PROPERTY_TRANSACTION_PREPARED: "true", constants.PROPERTY_PRODUCER_GROUP: topic}
             if system.HasField("orphaned_transaction_recovery_duration"):
-                properties[PROPERTY_CHECK_IMMUNITY_TIME] = str(system.orphaned_transaction_recovery_duration.seconds)
+                properties[constants.PROPERTY_CHECK_IMMUNITY_TIME] = str(system.orphaned_transaction_recovery_duration.seconds)
         born_ms = time_ms(system.born_timestamp) if 0 < system.born_timestamp.seconds <= SECONDS_MAX else time.time_ns() // 1_000_000
         return {"a": topic, "b": topic, "d": "4", "e": str(queue_id), "f": str(sys_flag), "g": str(born_ms), "h": "0",
                 "i": encode_properties(properties), "j": "0", "k": "false", "m": "false"}
@@ -148,15 +131,15 @@ class Translator:
                 raise CallRefusedError("ILLEGAL_MESSAGE_PROPERTY_KEY", f"the property {name!r} is empty, or has a byte 0, 1 or 2")
         if not system.message_id.strip() or len(system.message_id) > ID_CHARS_MAX or _SEPARATORS.search(system.message_id):
             raise CallRefusedError("ILLEGAL_MESSAGE_ID", f"a message id has 1 to {ID_CHARS_MAX} characters")
-        properties[PROPERTY_UNIQ_KEY] = system.message_id
+        properties[constants.PROPERTY_UNIQ_KEY] = system.message_id
         if system.tag:  # an empty one is none, as for RocketMQ's proxy
             if not system.tag.strip() or "|" in system.tag or _SEPARATORS.search(system.tag):
                 raise CallRefusedError("ILLEGAL_MESSAGE_TAG", "a tag is not blank and has no | and no byte 0, 1 or 2")
-            properties[PROPERTY_TAGS] = system.tag
+            properties[constants.PROPERTY_TAGS] = system.tag
         if keys := [key for key in system.keys if key]:
             if any(not key.strip() or _SEPARATORS.search(key) for key in keys):
                 raise CallRefusedError("ILLEGAL_MESSAGE_KEY", "a key is not blank and has no byte 0, 1 or 2")
-            properties[PROPERTY_KEYS] = KEY_SEPARATOR.join(keys)
+            properties[constants.PROPERTY_KEYS] = constants.KEY_SEPARATOR.join(keys)
         if system.born_host and len(system.born_host) <= HOST_CHARS_MAX and not _SEPARATORS.search(system.born_host):
             properties[_PROPERTY_BORN_HOST] = system.born_host
         if system.HasField("trace_context") and not _SEPARATORS.search(system.trace_context):
@@ -168,12 +151,12 @@ class Translator:
             group = system.message_group
             if not group.strip() or len(group.encode()) > GROUP_BYTES_MAX or _SEPARATORS.search(group):
                 raise CallRefusedError("ILLEGAL_MESSAGE_GROUP", f"a message group has at most {GROUP_BYTES_MAX} bytes and is not blank")
-            properties[PROPERTY_SHARDING_KEY] = system.message_group
+            properties[constants.PROPERTY_SHARDING_KEY] = system.message_group
         if system.HasField("delivery_timestamp"):
             deliver_ms = time_ms(system.delivery_timestamp)
             if deliver_ms - time.time_ns() // 1_000_000 > DELIVER_AT_DAYS_MAX * 86_400_000:
                 raise CallRefusedError("ILLEGAL_DELIVERY_TIME", f"a delivery time is at most {DELIVER_AT_DAYS_MAX} days ahead")
-            properties[PROPERTY_TIMER_DELIVER_MS] = str(deliver_ms)
+            properties[constants.PROPERTY_TIMER_DELIVER_MS] = str(deliver_ms)
         return properties
 
     # ---- a message that is received ---------------------------------------------------
@@ -184,7 +167,7 @@ class Translator:
         message = v2.Message(topic=topic)
         system = message.system_properties
         encoding = v2.IDENTITY
-        if record.sys_flag & SYS_FLAG_COMPRESSED:
+        if record.sys_flag & constants.SYS_FLAG_COMPRESSED:
             if body.startswith(_GZIP):
                 encoding = v2.GZIP
             else:  # by a client of 4.9 or Python, in zlib's format
@@ -212,22 +195,22 @@ class Translator:
         system.keys.extend(split_keys(record.keys))
         if handle:
             system.receipt_handle = handle
-        if group := properties.get(PROPERTY_SHARDING_KEY):
+        if group := properties.get(constants.PROPERTY_SHARDING_KEY):
             system.message_group = group
         if trace := properties.get(_PROPERTY_TRACE):
             system.trace_context = trace
-        deliver_at = properties.get(PROPERTY_TIMER_DELIVER_MS) or properties.get(PROPERTY_TIMER_OUT_MS) or ""
+        deliver_at = properties.get(constants.PROPERTY_TIMER_DELIVER_MS) or properties.get(constants.PROPERTY_TIMER_OUT_MS) or ""
         if deliver_at.isascii() and deliver_at.isdecimal() and len(deliver_at) < 16:
             set_time(system.delivery_timestamp, int(deliver_at))
         return message
 
     def _type_of(self, properties: dict[str, str]) -> int:
         v2 = self._v2
-        if properties.get(PROPERTY_TRANSACTION_PREPARED) == "true":
+        if properties.get(constants.PROPERTY_TRANSACTION_PREPARED) == "true":
             return int(v2.TRANSACTION)
-        if PROPERTY_DELAY in properties or PROPERTY_TIMER_OUT_MS in properties or any(name in properties for name in TIMER_PROPERTIES):
+        if any(name in properties for name in (constants.PROPERTY_DELAY, constants.PROPERTY_TIMER_OUT_MS, *TIMER_PROPERTIES)):
             return int(v2.DELAY)
-        return int(v2.FIFO if PROPERTY_SHARDING_KEY in properties else v2.NORMAL)
+        return int(v2.FIFO if constants.PROPERTY_SHARDING_KEY in properties else v2.NORMAL)
 
     def handle(self, record: Message, popped: Mapping[str, str]) -> str:
         """Return the receipt handle of a record of a pop's answer with these fields, in RocketMQ's form."""

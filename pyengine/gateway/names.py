@@ -18,13 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from pyengine.engine_config import SLAVE, EngineConfig
 from pyengine.errors import DiskError, EngineError, FormatError, UsageError
-from pyengine.formats.constants import (
-    SCHEDULE_TOPIC,
-    TOPIC_BYTES_MAX,
-    TRANSACTION_DISCARD_TOPIC,
-    TRANSACTION_HALF_TOPIC,
-    TRANSACTION_OP_TOPIC,
-)
+from pyengine.formats import constants
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import java_text
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, file_stamp, parse_properties
@@ -49,7 +43,7 @@ from pyengine.storage.durable_file import ConfigFile, exclusive
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 RETRY_PREFIX, DEAD_PREFIX = "%RETRY%", "%DLQ%"
-GROUP_CHARS_MAX = TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic must be a valid topic
+GROUP_CHARS_MAX = constants.TOPIC_BYTES_MAX - len(RETRY_PREFIX)  # a group's retry topic must be a valid topic
 TOPICS_MAX = 10_000             # that clients may create by sending to them; tools may create more
 TOPICS_OF_TOOLS_MAX = 50_000    # up to which tools may create topics, and groups that exist get theirs
 RECENT_S = 0.05                 # after which sends see a change of topics
@@ -78,7 +72,7 @@ def topic_fault(topic: str | None) -> str:
         return "The specified topic is blank."
     if not _NAME_CHARS.issuperset(topic):
         return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-    if len(topic) > TOPIC_BYTES_MAX:
+    if len(topic) > constants.TOPIC_BYTES_MAX:
         return "The specified topic is longer than topic max length."
     return ""
 
@@ -239,9 +233,10 @@ class Names:
         self._system = {topic.topic: topic for topic in (
             TopicConfig(cluster, 16, 16, inherited), TopicConfig(config.broker_name, 1, 1, inherited),
             TopicConfig("SELF_TEST_TOPIC", 1, 1), TopicConfig("BenchmarkTest", 1024, 1024),
-            TopicConfig("OFFSET_MOVED_EVENT", 1, 1), TopicConfig(SCHEDULE_TOPIC, len(config.delay_levels_ms), len(config.delay_levels_ms)),
-            TopicConfig(TRANSACTION_HALF_TOPIC, 1, 1), TopicConfig(TRANSACTION_OP_TOPIC, 1, 1),
-            TopicConfig(TRANSACTION_DISCARD_TOPIC, 1, 1), TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1),
+            TopicConfig("OFFSET_MOVED_EVENT", 1, 1),
+            TopicConfig(constants.SCHEDULE_TOPIC, len(config.delay_levels_ms), len(config.delay_levels_ms)),
+            TopicConfig(constants.TRANSACTION_HALF_TOPIC, 1, 1), TopicConfig(constants.TRANSACTION_OP_TOPIC, 1, 1),
+            TopicConfig(constants.TRANSACTION_DISCARD_TOPIC, 1, 1), TopicConfig(f"{cluster}_REPLY_TOPIC", 1, 1),
         )}
         if config.auto_create_topic_enable:
             number = config.client_topic_queue_nums

@@ -25,24 +25,7 @@ from pyengine.client.outgoing import DelayedCancels, RawMessage, delayed, map_te
 from pyengine.client.pending_puts import LoopPuts, PutFuture
 from pyengine.client.retries import SentBack, fitting, sent_back
 from pyengine.errors import EngineError, FormatError, UsageError
-from pyengine.formats.constants import (
-    PROPERTIES_BYTES_MAX,
-    PROPERTY_DELAY,
-    PROPERTY_PRODUCER_GROUP,
-    PROPERTY_PUSH_REPLY_TIME,
-    PROPERTY_REPLY_TO_CLIENT,
-    PROPERTY_TIMER_OUT_MS,
-    PROPERTY_TRANSACTION_CHECK_TIMES,
-    PROPERTY_TRANSACTION_PREPARED,
-    PROPERTY_UNIQ_KEY,
-    PROPERTY_WAIT,
-    SYS_FLAG_STORE_HOST_V6,
-    SYS_FLAG_TRANSACTION_COMMIT,
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_NONE,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
-    TRANSACTION_HALF_TOPIC,
-)
+from pyengine.formats import constants
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTIES, timer_time_ms
 from pyengine.formats.record import (
     HOST_V6_BYTES,
@@ -96,8 +79,8 @@ COMMITTED_POLL_INTERVAL_S = 0.02
 ENDED_MAX = 100_000       # transactions whose end is remembered
 END_THREADS = 4          # separate ones, so that their waits do not delay offsets and pulls
 COMMIT_DISTANCE = 1 << 32  # an offset so far beyond the log's end is not a commit
-NOT_RESUMED = f"Put message back to {TRANSACTION_HALF_TOPIC} failed."
-_OUTCOMES: dict[int, Outcome] = {SYS_FLAG_TRANSACTION_COMMIT: "commit", SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
+NOT_RESUMED = f"Put message back to {constants.TRANSACTION_HALF_TOPIC} failed."
+_OUTCOMES: dict[int, Outcome] = {constants.SYS_FLAG_TRANSACTION_COMMIT: "commit", constants.SYS_FLAG_TRANSACTION_ROLLBACK: "rollback"}
 _V2 = {"producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d", "queueId": "e", "sysFlag": "f",
        "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k", "maxReconsumeTimes": "l",
        "batch": "m"}
@@ -225,7 +208,7 @@ class PlainSends:
             piece, _, text = text.partition(name.encode())
             pieces.append(piece)
         store_host = encode_host(self._address.broker)
-        return native.SendRounds(store_host, SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0,
+        return native.SendRounds(store_host, constants.SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0,
                             self._address.cluster.encode(), [*pieces, text], frame_bytes_max)
 
 
@@ -355,16 +338,16 @@ class Sends:
         return Answer(codes.SYSTEM_ERROR, fault, answer_fields) if fault else Answer(fields=answer_fields)
 
     async def _push_reply(self, request: Request, sent: _Sent) -> str:
-        client_id = sent.properties.get(PROPERTY_REPLY_TO_CLIENT)
+        client_id = sent.properties.get(constants.PROPERTY_REPLY_TO_CLIENT)
         if client_id is None:
-            return f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
+            return f"reply message properties[{constants.PROPERTY_REPLY_TO_CLIENT}] is null"
         connection = self._find_producer(client_id)
         if connection is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         names, fields, now_ms = _names_of(request), request.frame.fields, str(time.time_ns() // 1_000_000)
         answer_fields = {name: fields[names[name]] for name in _REPLY_FIELDS if names[name] in fields}
-        answer_fields |= {"properties": encode_properties(sent.properties | {PROPERTY_PUSH_REPLY_TIME: now_ms}), "storeTimestamp": now_ms,
-                 "bornHost": request.connection.address, "storeHost": self._address.broker}
+        answer_fields |= {"properties": encode_properties(sent.properties | {constants.PROPERTY_PUSH_REPLY_TIME: now_ms}),
+                 "storeTimestamp": now_ms, "bornHost": request.connection.address, "storeHost": self._address.broker}
         try:
             answer = await connection.invoke(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, answer_fields, request.frame.body)
         except OSError:
@@ -395,10 +378,10 @@ class Sends:
             raise RequestRefusedError(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}", REGION)
         most = config.retry_max_times if sent.max_reconsume_times is None else sent.max_reconsume_times
         text = encode_properties(sent.properties | {"CLUSTER": self._address.cluster})
-        if sent.reconsume_times < most and len(delayed(sent.topic, 0, text, 1, 1)[2].encode()) <= PROPERTIES_BYTES_MAX:
+        if sent.reconsume_times < most and len(delayed(sent.topic, 0, text, 1, 1)[2].encode()) <= constants.PROPERTIES_BYTES_MAX:
             return None
         sent.topic, sent.queue_id = f"{DEAD_PREFIX}{group}", 0
-        sent.properties.pop(PROPERTY_DELAY, None)
+        sent.properties.pop(constants.PROPERTY_DELAY, None)
         sent.properties, lost = fitting(sent.properties | {"CLUSTER": self._address.cluster})
         if lost:
             sent.connection.report(f"a dead letter of {group} has no room for {lost}")
@@ -415,7 +398,7 @@ class Sends:
             sent.queue_id = random.randrange(topic.write_queue_nums)
         if sent.is_batch and (sent.is_half or sent.level):
             raise RequestRefusedError(codes.MESSAGE_ILLEGAL, "a batch holds no transaction and no delayed message: send it singly", REGION)
-        if sent.sys_flag & SYS_FLAG_TRANSACTION_MASK and not sent.is_half:
+        if sent.sys_flag & constants.SYS_FLAG_TRANSACTION_MASK and not sent.is_half:
             raise RequestRefusedError(codes.NO_PERMISSION, "a part of a transaction cannot be sent as a message", REGION)
 
     def _put(self, request: Request, sent: _Sent, topic: TopicConfig) -> Answer | None:
@@ -435,7 +418,7 @@ class Sends:
             return Answer(codes.MESSAGE_ILLEGAL, f"{TIMER_ILLEGAL} ({error})", REGION)
         message = half_of(message) if sent.is_half else message
         # RocketMQ 5's proxy needs the number of a transaction, which is its message's unique key.
-        unique_key = sent.properties.get(PROPERTY_UNIQ_KEY, "")
+        unique_key = sent.properties.get(constants.PROPERTY_UNIQ_KEY, "")
         more = {"transactionId": unique_key} if sent.is_half else {}
 
         def answer(result: PutResult) -> None:
@@ -459,7 +442,7 @@ class Sends:
         deliver_at_ms = timer_time_ms(sent.properties, now_ms)
         if deliver_at_ms is None:
             return message
-        noted = sent.properties | {"CLUSTER": self._address.cluster, PROPERTY_TIMER_OUT_MS: str(deliver_at_ms)}
+        noted = sent.properties | {"CLUSTER": self._address.cluster, constants.PROPERTY_TIMER_OUT_MS: str(deliver_at_ms)}
         return replace(message, properties_text=map_text(noted), deliver_at_ms=deliver_at_ms)
 
     def _message(self, request: Request, sent: _Sent) -> RawMessage:
@@ -471,7 +454,7 @@ class Sends:
         if level:  # it counts, and not the time
             names = [name for name in names if name not in TIMER_PROPERTIES]
         elif not (sent.is_batch or sent.is_half):  # of these the broker encodes the properties again, with WAIT
-            names = [name for name in names if name != PROPERTY_WAIT]
+            names = [name for name in names if name != constants.PROPERTY_WAIT]
         return RawMessage(
             sent.topic, b"" if sent.is_batch else request.frame.body, queue_id=sent.queue_id,
             properties_text=encode_properties({name: properties[name] for name in names}), flag=sent.flag, sys_flag=sent.sys_flag,
@@ -503,7 +486,7 @@ class _Sent:
 
     @property
     def level(self) -> int:
-        text = self.properties.get(PROPERTY_DELAY, "0")
+        text = self.properties.get(constants.PROPERTY_DELAY, "0")
         return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
     def __init__(self, request: Request) -> None:
@@ -524,8 +507,8 @@ class _Sent:
         self.max_reconsume_times = request.integer(most) if most in fields else None
         self.is_of_unit = request.flag(names["unitMode"])
         # A retried message is not a half message any more, even if its properties say so.
-        self.is_half = (self.properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
-                        and not (self.reconsume_times > 0 and self.properties.get(PROPERTY_DELAY, "0") != "0"))
+        self.is_half = (self.properties.get(constants.PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
+                        and not (self.reconsume_times > 0 and self.properties.get(constants.PROPERTY_DELAY, "0") != "0"))
         self.is_batch = frame.code == codes.SEND_BATCH_MESSAGE or request.flag(names["batch"])
 
 
@@ -537,7 +520,7 @@ def _names_time(properties_text: str) -> bool:
     if not any(name in properties_text for name in TIMER_PROPERTIES):  # of most messages
         return False
     properties = decode_properties(properties_text)
-    return PROPERTY_TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_PROPERTIES)
+    return constants.PROPERTY_TIMER_OUT_MS not in properties and any(name in properties for name in TIMER_PROPERTIES)
 
 
 def _check_topic(topic: str) -> None:
@@ -578,14 +561,14 @@ class Ends:
 
     def prepare(self) -> None:
         """Add the half topic to topics.json; not in the loop's thread."""
-        self._halves.enter(TRANSACTION_HALF_TOPIC)
+        self._halves.enter(constants.TRANSACTION_HALF_TOPIC)
 
     async def end(self, request: Request) -> Answer | None:
         """Commit or roll back, if group and offsets are those of the half message; UNKNOWN changes nothing."""
         kind = request.integer("commitOrRollback")
         group = request.text("producerGroup")
         queue_offset, offset = request.integer("tranStateTableOffset", bits=64), request.integer("commitLogOffset", bits=64)
-        if kind == SYS_FLAG_TRANSACTION_NONE:
+        if kind == constants.SYS_FLAG_TRANSACTION_NONE:
             return Answer()
         if kind not in _OUTCOMES:
             return Answer(codes.SYSTEM_ERROR, f"{kind} ends no transaction")
@@ -600,7 +583,7 @@ class Ends:
 
     def _end(self, outcome: Outcome, group: str, queue_offset: int, half: Message) -> Answer:
         try:
-            if half.properties.get(PROPERTY_PRODUCER_GROUP) != group:
+            if half.properties.get(constants.PROPERTY_PRODUCER_GROUP) != group:
                 return Answer(codes.SYSTEM_ERROR, "The producer group wrong")
             if half.queue_offset != queue_offset:
                 return Answer(codes.SYSTEM_ERROR, "The transaction state table offset wrong")
@@ -691,12 +674,12 @@ class Ends:
             topic = ""  # without one _ask() fails
             with contextlib.suppress(UsageError):
                 topic, _ = real_queue(half)
-            return producers(half.properties.get(PROPERTY_PRODUCER_GROUP, ""), topic)
+            return producers(half.properties.get(constants.PROPERTY_PRODUCER_GROUP, ""), topic)
 
         for half in await self._executor.run(self._check.round, lambda half: bool(producers_of(half)), round(self.interval_s * 500)):
             clients = [each for each in producers_of(half) if not each.is_closed]
             if clients:  # another one at each try, since not all may know
-                asked.setdefault(clients[int(half.properties[PROPERTY_TRANSACTION_CHECK_TIMES]) % len(clients)], []).append(half)
+                asked.setdefault(clients[int(half.properties[constants.PROPERTY_TRANSACTION_CHECK_TIMES]) % len(clients)], []).append(half)
         if asked:
             self._check.not_asked.clear()
         for failed in await asyncio.gather(*(self._ask_all(producer, halves) for producer, halves in asked.items())):

@@ -24,14 +24,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
-from pyengine.formats.constants import (
-    LMQ_PREFIX,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    TRANSACTION_DISCARD_TOPIC,
-    TRANSACTION_HALF_TOPIC,
-    TRANSACTION_OP_TOPIC,
-)
+from pyengine.formats import constants
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, path_stamp
 from pyengine.storage.durable_file import ConfigFile, ReadConfig, exclusive
@@ -156,9 +149,10 @@ QUEUE_NUMS_NEW = 8
 GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")  # a broker creates these topics with one queue
 DEFAULT_TOPIC = "TBW102"  # the topic whose queues and rights a new topic inherits
 # A broker's own topics, which it configures itself: with a lesser entry of DEFAULT_TOPIC clients could not create topics any more.
-BROKERS_TOPICS = frozenset((SCHEDULE_TOPIC, DEFAULT_TOPIC, "BenchmarkTest", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
+BROKERS_TOPICS = frozenset((constants.SCHEDULE_TOPIC, DEFAULT_TOPIC, "BenchmarkTest", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"))
 FORBIDDEN_TOPICS = (BROKERS_TOPICS - {DEFAULT_TOPIC, "BenchmarkTest"}  # to which no client can send, as in RocketMQ
-                    | {TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC, TIMER_TOPIC})
+                    | {constants.TRANSACTION_HALF_TOPIC, constants.TRANSACTION_OP_TOPIC, constants.TRANSACTION_DISCARD_TOPIC,
+                       constants.TIMER_TOPIC})
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +259,7 @@ class TopicConfigs(ConfigTable[TopicConfig]):
 
 def _has_entry(topic: str) -> bool:
     """Whether a broker would enter a topic of this name when it gets a message."""
-    return topic not in BROKERS_TOPICS and not topic.upper().startswith("RMQ_SYS_") and not topic.startswith(LMQ_PREFIX)
+    return topic not in BROKERS_TOPICS and not topic.upper().startswith("RMQ_SYS_") and not topic.startswith(constants.LMQ_PREFIX)
 
 
 def _lacking(table: NamedRows[TopicConfig], wanted: Mapping[str, tuple[int, int]]) -> list[str]:

@@ -25,15 +25,7 @@ from typing import Any, BinaryIO
 
 from pyengine.engine_config import EngineConfig, Geometry
 from pyengine.errors import ExitCode, FormatError, NotAStoreError, UsageError, disk_errors, shown
-from pyengine.formats.constants import (
-    BLANK_HEADER_BYTES,
-    PROPERTIES_BYTES_MAX,
-    PROPERTY_INNER_MULTI_QUEUE_OFFSET,
-    SCHEDULE_TOPIC,
-    SYS_FLAG_TRANSACTION_MASK,
-    TRANSACTION_HALF_TOPIC,
-    TRANSACTION_OP_TOPIC,
-)
+from pyengine.formats import constants
 from pyengine.formats.consume_queue import NOT_QUEUED, further_places, with_further_offsets
 from pyengine.formats.paths import StorePaths, parse_segment_name, segment_name, without_log_folders
 from pyengine.formats.record import (
@@ -161,7 +153,7 @@ def _carve(mapping: mmap.mmap, base: int, end: int, data_end: int, segment_end: 
 
 _WRITE_BYTES = 1 << 20
 _QUEUE_ID_AT = 12
-_PLACES = PROPERTY_INNER_MULTI_QUEUE_OFFSET.encode()
+_PLACES = constants.PROPERTY_INNER_MULTI_QUEUE_OFFSET.encode()
 _NUMBER_BYTES_MAX = 20
 
 
@@ -249,7 +241,7 @@ class SalvagedLog:
         old_bytes = len(record)
         self._renumber_places(record)
         room = self._segment + self._size_bytes - self._at
-        if self._file is None or len(record) + BLANK_HEADER_BYTES > room:
+        if self._file is None or len(record) + constants.BLANK_HEADER_BYTES > room:
             self._file = self._roll(room)
         if self._is_old_log:
             self._places.add(old_offset, self._at, old_bytes)
@@ -271,7 +263,7 @@ class SalvagedLog:
         topic_at = _topic_at(record)
         at = topic_at + record[topic_at - 1]
         properties = with_further_offsets(bytes(record[at + I16.size :]), offsets)
-        if len(properties) > PROPERTIES_BYTES_MAX:  # only with damaged offsets: new offsets do not have more digits
+        if len(properties) > constants.PROPERTIES_BYTES_MAX:  # only with damaged offsets: new offsets do not have more digits
             return
         record[at:] = I16.pack(len(properties)) + properties
         I32.pack_into(record, 0, len(record))
@@ -291,7 +283,7 @@ class SalvagedLog:
         (prepared_offset,) = I64.unpack_from(record, head_bytes - 12)
         if prepared_offset:
             I64.pack_into(record, head_bytes - 12, self._places.kept(prepared_offset) or 0)
-        if sys_flag & SYS_FLAG_TRANSACTION_MASK in NOT_QUEUED:
+        if sys_flag & constants.SYS_FLAG_TRANSACTION_MASK in NOT_QUEUED:
             return
         topic_at = _topic_at(record)
         topic = str(record[topic_at : topic_at + record[topic_at - 1]], "utf-8", "replace")
@@ -299,9 +291,9 @@ class SalvagedLog:
         (queue_offset,) = I64.unpack_from(record, QUEUE_OFFSET_AT)
         new = self._next_offset(topic, queue_id, queue_offset)
         I64.pack_into(record, QUEUE_OFFSET_AT, new)
-        if topic == TRANSACTION_HALF_TOPIC and not self._is_old_log:
+        if topic == constants.TRANSACTION_HALF_TOPIC and not self._is_old_log:
             self._halves_after[queue_id, queue_offset] = new
-        if topic == TRANSACTION_OP_TOPIC:
+        if topic == constants.TRANSACTION_OP_TOPIC:
             self._renumber_half(record, head_bytes, queue_id)
 
     def _renumber_half(self, record: bytearray, head_bytes: int, queue_id: int) -> None:
@@ -314,7 +306,7 @@ class SalvagedLog:
             return
         new = self._halves_after.get((queue_id, number))
         if self._is_old_log:  # one before the first has kept its number
-            halves = self.queues.get((TRANSACTION_HALF_TOPIC, queue_id))
+            halves = self.queues.get((constants.TRANSACTION_HALF_TOPIC, queue_id))
             new = halves.kept(number, before=number) if halves is not None else None
         text = b"%d" % new if new is not None else b""
         text = text.rjust(len(body), b"0") if 0 < len(text) <= len(body) else b"-" * len(body)
@@ -580,7 +572,7 @@ def _move_offsets(table: dict[str, Any], queues: Queues, *, is_delay: bool) -> N
 
     Delay level n waits in queue n - 1 of the schedule topic.
     """
-    for name, offsets in {SCHEDULE_TOPIC: table}.items() if is_delay else table.items():
+    for name, offsets in {constants.SCHEDULE_TOPIC: table}.items() if is_delay else table.items():
         for number, offset in offsets.items():
             queue = queues.get((name.partition("@")[0], int(number) - is_delay))
             if queue is not None:
