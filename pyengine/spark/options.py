@@ -332,7 +332,8 @@ def read_options(given: Mapping[str, str], use: Use = "batch") -> ReadOptions:
         else:
             raise UsageError(_unknown(name))
     if "path" not in values:
-        raise UsageError('give the store\'s root directory: .load("/path/of/store") or .option("path", ...)')
+        raise UsageError('give the store\'s root directory: .load("/path/of/store") or .option("path", ...); in SQL '
+                         "CREATE TEMPORARY VIEW ... USING pyengine OPTIONS (path '...')")
     if values.get("file_system", AUTO) not in (AUTO, ARROW):  # then the path is one inside it
         values["path"] = next(str(text) for name, text in given.items() if name.lower() == "path")
     if isinstance(values.get("starting_offsets"), StartingPoint):
@@ -371,6 +372,7 @@ _OF_KAFKA = {
     "fetchoffset.retryintervalms": "offsets are looked up in files or shared memory, which needs no retries",
     "maxrecordsperpartition": "say minPartitions or maxPartitionBytes instead",
     "topic": "that names the topic of a sink: choose what is read by subscribe",
+    "location": "the source makes no tables in a catalog: CREATE TEMPORARY VIEW ... USING pyengine OPTIONS (path '...')",
 }
 
 
@@ -398,6 +400,8 @@ def _check_together(options: ReadOptions) -> None:
         raise UsageError(f"option group = {options.group!r}: give it with view=queue or view=groups")
     if options.columns and options.schema_mode != "default":
         raise UsageError("give one of columns and schemaMode")
+    if options.columns and not options.include_body:
+        raise UsageError("give one of columns and includeBody: columns names what is read")
     for name in ("timestamp_ms", "physical_offset"):
         start, end = getattr(options, f"starting_{name}"), getattr(options, f"ending_{name}")
         if start is not None and end is not None and start > end:

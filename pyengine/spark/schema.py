@@ -95,14 +95,18 @@ def _named(name: str, columns: Sequence[Column], of_what: str, more: str = "") -
 
 def chosen_columns(options: ReadOptions) -> list[Column]:
     """Return the columns of the option `columns`, or those of schemaMode (without the body if includeBody is false)."""
-    if not options.columns:
-        mode = MODES.get(options.schema_mode)
+    mode = MODES.get(options.schema_mode)
+    if options.columns:
+        columns = [find_column(name) for asked in options.columns for name in (all_names() if asked == "*" else [asked])]
+        _refuse_doubles(column.name for column in columns)
+    else:
         found = [column for column in COLUMNS if column.in_default] if mode is None else [find_column(name) for name in mode]
         if options.include_headers and all(column.name != "headers" for column in found):
             found.append(find_column("headers"))
-        return [column for column in found if options.include_body or column.scanned != "body"]
-    columns = [find_column(name) for asked in options.columns for name in (all_names() if asked == "*" else [asked])]
-    _refuse_doubles(column.name for column in columns)
+        columns = [column for column in found if options.include_body or column.scanned != "body"]
+    for name in options.read_columns:
+        if name != "*":
+            _named(name, columns, " in the option readColumns")
     return columns
 
 
@@ -112,8 +116,8 @@ def all_names() -> list[str]:
 
 
 def schema_text(columns: Iterable[Column]) -> str:
-    """Return the columns as DDL, with quoted names."""
-    return ", ".join(f"`{column.name.replace('`', '``')}` {column.type}" for column in columns)
+    """Return the columns as DDL, with quoted names. TIMESTAMP alone would depend on spark.sql.timestampType."""
+    return ", ".join(f"`{column.name.replace('`', '``')}` {column.type.replace('TIMESTAMP', 'TIMESTAMP_LTZ')}" for column in columns)
 
 
 def columns_of_schema(schema: StructType, options: ReadOptions) -> list[Column]:

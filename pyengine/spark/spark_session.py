@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 EVERYTHING = "*"
 _IS_HERE = re.compile(r"local|spark://(127\.|localhost)")  # a master whose executors are all on this host
 # For these nodes the references of the nodes above name the used columns. All columns below any other node count as used.
+_views = threading.Lock()  # a view has one name in a session, and `sql` makes it anew until its plan is found
 _PASSING_ON = frozenset(("Project", "Filter", "Aggregate", "Join", "Window", "WindowGroupLimit", "Sort", "LocalLimit", "GlobalLimit"))
 
 
@@ -49,9 +51,8 @@ def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[s
     """
     from pyspark.sql import SparkSession
 
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return register(running)
+    if is_running():
+        return register(SparkSession.active())
     builder = SparkSession.builder.appName(app)
     wanted = {**default_settings(cores, (settings or {}).get("spark.master")), **(settings or {})}
     for name, value in wanted.items():
@@ -62,12 +63,21 @@ def session(app: str = "pyengine", cores: int | None = None, settings: Mapping[s
     return register(spark)
 
 
+def is_running() -> bool:
+    """Whether there is a session; Spark's active one is that of a thread, and a new thread has none."""
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active() is not None
+    except PySparkRuntimeError:
+        return False
+
+
 @contextlib.contextmanager
 def borrowed_session(app: str, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """Yield the running session, or a new one that ends with the block (`settings` as for `session`)."""
-    from pyspark.sql import SparkSession
-
-    was_running = SparkSession.getActiveSession() is not None
+    was_running = is_running()
     spark = session(app, settings=settings)
     try:
         yield spark
@@ -134,23 +144,24 @@ def environment_of_user() -> dict[str, str]:
 def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view: str = "log", **options: object) -> DataFrame:
     """Run a query over the temporary view `log` (or `view`), reading only the columns that it uses.
 
-    UsageError with Spark Connect.
+    The result has the selected columns alone. UsageError with Spark Connect.
     """
     if not hasattr(spark, "_jsparkSession"):
         raise UsageError("a session of Spark Connect does not show the plan of a query: name the columns by the option columns, and "
                          "call spark.sql")
     given = {"columns": ",".join(all_names()), **{name: str(value) for name, value in options.items()}, "path": str(store)}
     read = EVERYTHING
-    try:
-        while True:
-            spark.read.format("pyengine").options(**given, readColumns=read).load().createOrReplaceTempView(view)
-            result = spark.sql(query)
-            used = _used_columns(result._jdf.queryExecution().optimizedPlan(), read)
-            if used is None or used <= set(read.split(",")):  # each round reads more, or is the last
-                return result
-            read = ",".join(sorted(used if read == EVERYTHING else used | set(read.split(","))))
-    finally:
-        spark.read.format("pyengine").options(**given).load().createOrReplaceTempView(view)
+    with _views:
+        try:
+            while True:
+                spark.read.format("pyengine").options(**given, readColumns=read).load().createOrReplaceTempView(view)
+                result = spark.sql(query).alias(view)  # below an alias Spark finds no columns that are not selected: they are null
+                used = _used_columns(result._jdf.queryExecution().optimizedPlan(), read)
+                if used is None or used <= set(read.split(",")):  # each round reads more, or is the last
+                    return result
+                read = ",".join(sorted(used if read == EVERYTHING else used | set(read.split(","))))
+        finally:
+            spark.read.format("pyengine").options(**given).load().createOrReplaceTempView(view)
 
 
 def _used_columns(plan: Any, read: str) -> set[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -98,3 +99,50 @@ def test_the_view_stays_whole_and_other_options_hold(spark, root):
         sql(spark, root, "SELECT nosuch FROM log")
     with pytest.raises(UsageError, match="Spark Connect"):
         sql(object(), root, "SELECT 1")
+
+
+def test_a_column_that_the_query_did_not_select_is_refused_afterwards(spark, root):
+    from pyengine.spark import sql
+
+    found = sql(spark, root, "SELECT topic, offset FROM log")
+    assert found.where("offset > 3").count() == spark.sql("SELECT * FROM log WHERE offset > 3").count() > 0
+    for another in (lambda: found.where("size > 150"), lambda: found.orderBy("physicalOffset")):
+        with pytest.raises(Exception, match="UNRESOLVED_COLUMN"):
+            another()
+
+
+@pytest.mark.ci
+def test_queries_of_several_threads_read_each_its_own_store(spark, root, tmp_path):
+    from pyengine.spark import sql
+
+    roots = [root, unpack("tx", tmp_path)]
+    counts = [spark.read.format("pyengine").load(str(one)).count() for one in roots]
+    assert counts[0] != counts[1]
+
+    def count(number: int) -> bool:
+        column = ("topic", "size", "partition")[number % 3]
+        return sql(spark, roots[number % 2], f"SELECT count({column}) FROM log").first()[0] == counts[number % 2]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(count, range(24)))
+
+
+def test_another_thread_gets_the_running_session_as_it_is(spark):
+    from pyengine.spark import session
+
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "77")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(session).result() is spark
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "77"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+def test_times_are_instants_also_where_the_default_is_without_a_zone(spark, root):
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        assert dict(spark.read.format("pyengine").load(str(root)).dtypes)["timestamp"] == "timestamp"
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
