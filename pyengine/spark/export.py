@@ -62,7 +62,7 @@ _PART = re.compile(r"\.?part-(\d+)(-\d+)?\.parquet(\..*)?")
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What `dest` has now."""
+    """What a run wrote."""
 
     dest: str
     files: int
@@ -119,7 +119,7 @@ def export_parquet(
     target = Target.reached(dest, dest_file_system)
     state, run = None, uuid.uuid4().hex
     if incremental:
-        state = _continued(target, read, columns, partitioned)
+        state = _continued(target, read, columns, partitioned, overwrite)
         given["access"] = "scan"  # its state holds an offset of the log
         if state.end is not None:
             given["startingPhysicalOffset"] = str(state.end)
@@ -130,7 +130,7 @@ def export_parquet(
     begin = 0 if state is None else state.end or 0
     if state is not None:
         _require_log(target, state, read)
-    if state is None or target.read(STATE) is None:
+    if state is None or overwrite or target.read(STATE) is None:
         _clear(target, overwrite)
     if state is not None:
         _write_state(target, state)
@@ -160,14 +160,14 @@ def export_parquet(
     return ExportResult(target.where, len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
 
-def _continued(target: Target, read: ReadOptions, columns: list[Column], partitioned: bool) -> ExportState:
-    """Return the state from which an incremental export continues; UsageError for another selection."""
+def _continued(target: Target, read: ReadOptions, columns: list[Column], partitioned: bool, overwrite: bool) -> ExportState:
+    """Return the state from which an incremental export continues, or begins with `overwrite`; UsageError for another selection."""
     bounds = (read.starting_offsets, read.ending_offsets, read.starting_timestamp_ms, read.ending_timestamp_ms,
               read.starting_timestamps, read.ending_timestamps, read.starting_physical_offset, read.ending_physical_offset)
     if any(bound is not None for bound in bounds):
         raise UsageError("an incremental export continues where the last one ended: give no offsets and times")
     wanted = ExportState(selection_of(read, columns, partitioned))
-    state = _read_state(target, wanted) or wanted
+    state = wanted if overwrite else _read_state(target, wanted) or wanted
     if state.end is None:  # none of its files is counted
         return wanted
     names = [name for name in (*wanted.selection, *state.selection) if state.selection.get(name, "") != wanted.selection.get(name, "")]

@@ -534,6 +534,15 @@ def test_the_export_command_adds_only_new_messages_in_a_second_incremental_run(s
 
 @pytest.mark.spark
 @pytest.mark.java
+def test_an_incremental_export_that_overwrites_begins_anew(spark, builder, tmp_path):
+    for columns in ("offset", "topic,offset"):
+        done = export_parquet(spark, builder.root, tmp_path / "lake", incremental=True, overwrite=True, columns=columns)
+        assert done.messages == spark.read.parquet(str(tmp_path / "lake")).count() == 60
+    assert export_parquet(spark, builder.root, tmp_path / "lake", incremental=True, columns="topic,offset").messages == 0
+
+
+@pytest.mark.spark
+@pytest.mark.java
 def test_the_command_writes_bodies_as_their_producers_had_them_unless_raw(spark, builder, tmp_path):
     stored = zlib.compress(b"a body " * 20)
     builder.put("zipped", stored, sys_flag=0x1)
