@@ -173,6 +173,8 @@ def _quote_key(found: re.Match[str]) -> str:
 
 def decode_config(text: str) -> Any:
     """Decode JSON or fastjson text; every key becomes text. FormatError if it is neither."""
+    with contextlib.suppress(ValueError, RecursionError):  # nearly always it is strict JSON
+        return json.loads(text)
     try:
         return json.loads(_STRING_OR_KEY.sub(_quote_key, text))
     except (ValueError, RecursionError) as error:  # RecursionError: brackets that are nested too deeply

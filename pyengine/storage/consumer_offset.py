@@ -61,6 +61,9 @@ _NOT_THE_FILES_FAULT = (*TRANSIENT_ERRNOS, errno.EIO, errno.EACCES)
 Table = dict[str, dict[int, int]]  # "topic@group" -> queue id -> the group's next offset
 QueueEnds = Mapping[tuple[str, int], int]  # (topic, queue id) -> the queue's next offset
 
+# What this process has read or written last: (content, its table, whether pyengine wrote it). To decode many groups takes longest.
+_known: tuple[bytes | None, Table, bool] = None, {}, False
+
 
 @dataclass(slots=True)
 class OffsetTable:
@@ -88,14 +91,14 @@ class ConsumerOffsets:
         found = OffsetTable()
         for path in (self.path, self.path.with_name(FILE_NAME + ".bak")):
             try:
-                content = _read(path)
-                found.offsets, found.is_own = decode_offsets(content), check_seal(content)
+                offsets, found.is_own = _decoded(_read(path))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except (FormatError, UnicodeDecodeError) as error:
                 found.is_damaged = found.is_damaged or path is self.path
                 found.notes.append(f"config/{path.name} cannot be used: {error}")
                 continue
+            found.offsets = _copied(offsets)
             if found.is_damaged:
                 found.notes.append(f"config/{path.name} is used in its place: the groups' last commits may be missing")
             return found
@@ -172,17 +175,17 @@ class ConsumerOffsets:
         return notes
 
     def _change(self, change: Callable[[Table], object]) -> OffsetTable:
+        global _known
         found = self.table()
-        before = {key: dict(offsets) for key, offsets in found.offsets.items()}
+        before = _copied(found.offsets)
         if not found.is_own:
             remove_all(self._root)
         change(found.offsets)
         for key in before.keys() - found.offsets.keys():
             AckFile(self._root, key).remove()
         if found.offsets != before or found.is_damaged or (found.offsets and not found.is_own):
-            text = encode_config({"offsetTable": {key: dict(sorted(found.offsets[key].items()))
-                                                  for key in sorted(found.offsets)}})
-            content = seal(text).encode("utf-8")
+            offsets = {key: dict(sorted(found.offsets[key].items())) for key in sorted(found.offsets)}
+            content = seal(encode_config({"offsetTable": offsets})).encode("utf-8")
             if len(content) > SMALL_FILE_BYTES_MAX:
                 raise DiskError(f"cannot write {self.path}: {len(content):,} bytes are more than {SMALL_FILE_BYTES_MAX:,}, which is all "
                                 "that is read: forget groups that are no longer used", path=str(self.path))
@@ -190,6 +193,7 @@ class ConsumerOffsets:
                 with contextlib.suppress(FileNotFoundError), disk_errors("rename", self.path):
                     os.rename(self.path, self.path.with_name(FILE_NAME + ".damaged"))
             write_config(self.path, content)
+            _known = content, offsets, True
         found.stamp = path_stamp(self.path)
         return found
 
@@ -231,6 +235,19 @@ def _read(path: Path) -> bytes:
         if error.errno in _NOT_THE_FILES_FAULT:  # the file may be undamaged: `.bak` or a new file must not replace it
             raise disk_error(error, "read", path) from error
         raise FormatError(f"it cannot be read: {error.strerror}") from error
+
+
+def _decoded(content: bytes) -> tuple[Table, bool]:
+    """Return the table, which must not be changed, and whether pyengine wrote it; raises what decode_offsets() does."""
+    global _known
+    known = _known
+    if content != known[0]:
+        known = _known = content, decode_offsets(content), check_seal(content)
+    return known[1:]
+
+
+def _copied(table: Table) -> Table:
+    return {key: dict(offsets) for key, offsets in table.items()}
 
 
 def decode_offsets(content: bytes) -> Table:

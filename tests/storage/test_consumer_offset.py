@@ -20,7 +20,7 @@ from fix_cli import environment
 from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.small_file import path_stamp
 from pyengine.ipc.heartbeat import is_stopped
-from pyengine.storage import durable_file
+from pyengine.storage import consumer_offset, durable_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
@@ -212,6 +212,30 @@ def test_while_a_writer_is_stopped_commits_are_refused_and_none_is_lost(tmp_path
     offsets.commit("orders", "audit", {0: 5})
     assert offsets.read("orders", "billing") == before and before[0] in ((2,) if ends == signal.SIGCONT else (1, 2))
     assert offsets.read("orders", "audit") == {0: 5} and offsets.table().notes == []
+
+
+def test_only_what_another_program_has_written_is_decoded(tmp_path, path, monkeypatch):
+    offsets, decode, decoded = ConsumerOffsets(tmp_path), consumer_offset.decode_offsets, []
+    monkeypatch.setattr(consumer_offset, "decode_offsets", lambda content: decoded.append(content) or decode(content))
+    offsets.commit("orders", "billing", {1: 1, 0: 1})
+    offsets.commit("orders", "audit", {0: 5})
+    assert [*offsets.groups().items()] == [(("orders", "audit"), {0: 5}), (("orders", "billing"), {0: 1, 1: 1})] and not decoded
+    before = path.stat()
+    path.write_bytes(BY_ROCKETMQ.encode().ljust(before.st_size))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # two writes within one step of the clock
+    assert offsets.read("orders", "billing") == {0: 123, 1: 45} and len(decoded) == 1
+    path.write_text("{")
+    assert offsets.table().is_damaged and offsets.read("orders", "audit") == {}, "those of the file before"
+
+
+def test_a_table_belongs_to_its_caller(tmp_path):
+    offsets = ConsumerOffsets(tmp_path)
+    for table in (offsets.update(lambda table: table.update({"orders@billing": {0: 1}})), offsets.table(), offsets.table()):
+        assert table.offsets == {"orders@billing": {0: 1}}
+        table.offsets["orders@billing"][0] = 9
+    with pytest.raises(KeyError):
+        offsets.update(lambda table: table["orders@billing"].pop(0) and table.pop("no group"))
+    assert offsets.read("orders", "billing") == {0: 1}
 
 
 def test_a_commit_waits_as_long_as_others_commit(tmp_path, monkeypatch):
