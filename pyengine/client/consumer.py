@@ -1430,7 +1430,7 @@ class Consumer:
     def _compare_members(self) -> None:
         """Warn once if members of the group want other messages: RocketMQ's consistent subscription."""
         if self._session is not None and "wanted" not in self._warned:
-            sentence = different_filters(self.topic, self.group or "", self._session.members_now())
+            sentence = different_filters(self.topic, self.group or "", self._session.living())
             if sentence:
                 self._warned.add("wanted")
                 self._note(sentence)

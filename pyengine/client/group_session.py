@@ -90,6 +90,7 @@ class GroupSession:
         self._wanted = wanted
         self._liveness = LivenessTracker(session_timeout_s, clock.ran_s if isinstance(clock, Pulse) else clock)
         self.members = 1  # those that shared the queues in the last share()
+        self._living: dict[int, SlotRecord] = {}  # the members at the last share()
         self._silent: set[int] = set()  # incarnations of members that got no share in the last share()
         self._offsets = ConsumerOffsets(root)
         self._acks = AckFile(root, self._key)
@@ -128,9 +129,10 @@ class GroupSession:
 
     def share(self, queue_ids: Sequence[int]) -> list[int]:
         """Return this member's share of the topic's queues, divided among the members that live now."""
+        self._living = self._members.members()
         if self._only is not None:
             return list(self._only)
-        living = self._living()
+        living = self._sharing()
         self.members = len(living)
         return allocate_averagely(sorted(queue_ids), living, self._slot)
 
@@ -143,17 +145,17 @@ class GroupSession:
         """What to watch beside the members."""
         return {str(self._members.path): THIS_FILE}
 
-    def members_now(self) -> Collection[SlotRecord]:
-        """Return the records of the group's living members."""
-        return self._members.members().values()
+    def living(self) -> Collection[SlotRecord]:
+        """Return the records of the members that lived at the last share(): to look for them costs a call for each."""
+        return self._living.values()
 
     def has_unstored(self, queues: Iterable[AssignedQueue]) -> bool:
         """Whether a commit of these queues would store something."""
         return any(held.done != held.committed for held in queues) or bool(unsaved(queues))
 
-    def _living(self) -> list[int]:
+    def _sharing(self) -> list[int]:
         """Return the slots of the members that get a share: that live, and send heartbeats."""
-        sharing = {at - MEMBERS: record for at, record in self._members.members().items() if at < GUESTS}
+        sharing = {at - MEMBERS: record for at, record in self._living.items() if at < GUESTS}
         silent = {slot: record.incarnation for slot, record in sharing.items()
                   if slot != self._slot and self._liveness.is_expired(("member", slot), record)}
         self._silent = set(silent.values())
@@ -165,8 +167,11 @@ class GroupSession:
         Returns queue id -> (the claim, the group's next offset or None, what earlier holders have delivered and acknowledged from there).
         """
         wanted = sorted(queue_ids)
-        overdue = {queue_id for queue_id in wanted if self._is_overdue(queue_id)}
-        free = [queue_id for queue_id in wanted if queue_id in overdue or not self._members.is_claimed(queue_id)]
+        claimed = {queue_id for queue_id in wanted if self._members.is_claimed(queue_id)}
+        overdue = self._overdue(claimed) if claimed else set()
+        free = [queue_id for queue_id in wanted if queue_id in overdue or queue_id not in claimed]
+        for queue_id in {*wanted} - claimed:
+            self._liveness.forget(("queue", queue_id))
         if not free:
             return {}
         taken: dict[int, tuple[Claim, int | None, InFlight]] = {}
@@ -272,16 +277,12 @@ class GroupSession:
         row = table.get(self._key)
         return row is not None and (self._only is None or all(queue_id in row for queue_id in self._only))
 
-    def _is_overdue(self, queue_id: int) -> bool:
-        """Whether the queue is claimed by a member that has sent no heartbeat for session_timeout_s."""
-        if not self._members.is_claimed(queue_id):
-            self._liveness.forget(("queue", queue_id))
-            return False
-        record = self._members.record(queue_id)
-        if record.incarnation in self._silent:
-            return True
-        holder = next((one for one in self._members.members().values() if one.incarnation == record.incarnation), None)
-        return self._liveness.is_expired(("queue", queue_id), (record, holder))
+    def _overdue(self, claimed: Iterable[int]) -> set[int]:
+        """Return those of these queues whose member has sent no heartbeat for session_timeout_s."""
+        holders = {one.incarnation: one for one in self._members.members().values()}
+        records = {queue_id: self._members.record(queue_id) for queue_id in claimed}
+        return {queue_id for queue_id, record in records.items() if record.incarnation in self._silent
+                or self._liveness.is_expired(("queue", queue_id), (record, holders.get(record.incarnation)))}
 
 
 class LivenessTracker:
@@ -720,6 +721,10 @@ class SharedSession(GroupSession):
     def share(self, queue_ids: Sequence[int]) -> list[int]:
         """Return all queues."""
         return list(queue_ids)
+
+    def living(self) -> Collection[SlotRecord]:
+        """Return the records of the members that live now."""
+        return self._members.members().values()
 
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
         """Return what it takes to read these queues. No member claims them."""

@@ -97,6 +97,14 @@ def test_a_member_that_shows_no_life_is_passed_over_and_its_claims_are_void(sess
     assert other.share([0, 1]) == [1], "it is back"
 
 
+def test_the_members_are_looked_for_once_however_many_queues_they_hold(session, monkeypatch):
+    holder, other, looks, look = session(), session(), [], GroupMembers.members
+    holder.take(range(20))
+    monkeypatch.setattr(GroupMembers, "members", lambda self: looks.append(self) or look(self))
+    assert other.share(range(20)) == [*range(10, 20)] and len(other.living()) == 2
+    assert other.take(range(20)) == {} and len(looks) == 2, "once for the share, and once for the claims"
+
+
 def test_what_a_member_acknowledges_after_it_lost_the_queue_does_not_count(session, tmp_path):
     late, other = session(), session()
     late.begin(lambda: {0: 0})
