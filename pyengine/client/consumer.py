@@ -992,15 +992,15 @@ class Consumer:
                 return self._next_shared(self._session, max_messages)
             messages: list[Message] = []
             has_moved = False
-            queues = self._queues_in_turn()
-            before = [(held, held.before()) for held in queues]
+            before = []
             try:
-                for held in queues:
+                for held in self._queues_in_turn():
                     if held.releasing_since_s is not None or held.queue_id in self._paused:
                         continue
                     if held.claim is not None and not self._group_session.holds(held.claim):
                         self._revoke(held)
                         continue
+                    before.append((held, held.before()))
                     has_moved = self._deliver(held, max_messages, messages) or has_moved
                     if len(messages) >= max_messages:
                         break

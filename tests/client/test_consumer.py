@@ -25,6 +25,7 @@ from fix_client import age_leaving, housekeep, housekeep_once, leave_cancelled, 
 from fix_engine import EACH_MODE
 from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
+from pyengine.client.group_session import AssignedQueue
 from pyengine.client.retries import RetriedMessage
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
 from pyengine.ipc.store_lock import owning, read_holder
@@ -650,6 +651,15 @@ def test_a_pull_that_fails_half_way_gives_and_commits_nothing(builder, consume, 
     while found := consumer.pull(1000, timeout_s=0):
         got += found
     assert sorted(bodies(got)) == sorted(expected)
+
+
+def test_a_pull_notes_the_state_only_of_the_queues_that_it_reads(builder, consume, monkeypatch):
+    for queue_id in range(8):
+        fill(builder, 3, queue_id)
+    consumer, noted, before = consume(), [], AssignedQueue.before
+    monkeypatch.setattr(AssignedQueue, "before", lambda held: noted.append(held.queue_id) or before(held))
+    found = consumer.pull(1)
+    assert len(found) == 1 and noted == [found[0].queue_id]
 
 
 def test_a_signal_at_the_end_of_a_pull_leaves_its_messages_to_the_next_one(builder, consume, monkeypatch):
