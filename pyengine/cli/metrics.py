@@ -8,6 +8,7 @@ labels for its kinds. docs/statistics.md says what each means.
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 import signal
 import socket
@@ -207,11 +208,12 @@ class Exposition:
         with contextlib.suppress(EngineError):  # the store cannot be read now; the other metrics are still valid
             if groups := ConsumerOffsets(self._root).groups():
                 with LiveStoreReader(self._root, None, **keywords(self._settings)) as reader:
+                    queue_range = functools.cache(reader.queue_range)  # a queue has many groups
                     for (topic, group), offsets in sorted(groups.items()):
                         for queue_id, offset in sorted(offsets.items()):
                             values = (group, topic, str(queue_id))
                             next_offsets.append((values, offset))
-                            lags.append((values, max(0, reader.queue_range(topic, queue_id)[1] - offset)))
+                            lags.append((values, max(0, queue_range(topic, queue_id)[1] - offset)))
         labels = ("group", "topic", "queue_id")
         yield _by(labels, "pyengine_group_next_offset", "Queue offset that the group reads next.", next_offsets)
         yield _by(labels, "pyengine_group_lag_messages", "Messages in the queue that the group has not read.", lags)

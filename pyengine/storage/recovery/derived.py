@@ -624,10 +624,10 @@ def _sync_queue_file(path: Path, *, is_synced: bool = False, has_failed_sync: bo
 def _restore_queue_times(store: MessageStore, marker: RebuildMarker) -> None:
     """Set the times of the files of all queues of `marker`, by which a search finds the first file modified at or after a time
     (MappedFileQueue.getMappedFileByTime). May be repeated."""
-    log = store.open_log(MappingCache(mappings_max=8))
+    log, pieces = store.open_log(MappingCache(mappings_max=8)), frozenset(marker.pieces)
     for queue in list_queues(store):
         folder = queue.folder.relative_to(store.root)
-        if any(str(piece) in marker.pieces for piece in (folder, *folder.parents)):
+        if any(str(piece) in pieces for piece in (folder, *folder.parents)):
             for path, time_ns in _times(queue, marker.moved_path(store, str(folder)), log):
                 os.utime(path, ns=(time_ns, time_ns))
 

@@ -7,8 +7,8 @@ log is not moved, because its end has the next queue offset.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,14 +136,12 @@ def rebuild(
     )
 
 
-def _pieces(on_disk: Collection[Queue], made: Collection[Queue], index: bool) -> list[str]:
+def _pieces(on_disk: set[Queue], made: set[Queue], index: bool) -> list[str]:
     """Return the paths to rebuild, relative to the root: a whole topic if the disk has no other queue of it."""
-    pieces = []
-    for topic in sorted({topic for topic, _ in made}):
-        queue_ids = sorted(queue_id for name, queue_id in made if name == topic)
-        is_whole = all((name, queue_id) in made for name, queue_id in on_disk if name == topic)
-        for folder in ("consumequeue", "consumequeue_ext"):
-            pieces += [f"{folder}/{topic}"] if is_whole else [f"{folder}/{topic}/{queue_id}" for queue_id in queue_ids]
+    pieces, in_part = list[str](), {topic for topic, _ in on_disk - made}
+    for topic, queues in itertools.groupby(sorted(made), key=lambda queue: queue[0]):
+        names = [topic] if topic not in in_part else [f"{topic}/{queue_id}" for _, queue_id in queues]
+        pieces += [f"{folder}/{name}" for folder in ("consumequeue", "consumequeue_ext") for name in names]
     return pieces + ["index"] * index
 
 
