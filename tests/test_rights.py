@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,9 @@ import pytest
 import pyengine
 import pyengine.client.producer
 import pyengine.ipc.live_reader
+from fix_cli import run
 from fix_slave import SECRET, WireSlave, secret_file
+from fix_store_builder import StoreBuilder
 from logs import LogBuilder
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.metrics import metrics
@@ -44,8 +47,10 @@ from pyengine.native import control as native
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
 from pyengine.storage.commit_log import CommitLog, new_segment_folder
-from pyengine.storage.config import load_config, set_durably
+from pyengine.storage.config import load_config, record_sizes, set_durably
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import open_shared_file
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from ready_store import store_with_writer
 from waiting import eventually
 
@@ -89,6 +94,45 @@ def as_nobody(work: Callable[[], object]) -> object:
     os.waitpid(child, 0)
     assert told, "the child failed"
     return json.loads(told)
+
+
+@pytest.fixture(params=[0o022, 0o077], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def give_store(umask):
+    """give_store(owner) -> a stopped store of that user, a slave's with a group's offsets, in a folder that every user may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+
+        def give(owner: int) -> Path:
+            builder = StoreBuilder(Path(folder) / "store")
+            for number in range(20):
+                builder.put("T", b"body %d" % number, keys=f"k{number}")
+            (builder.root / "lock").unlink()
+            (builder.root / "checkpoint").unlink()
+            record_sizes(builder.root, EngineConfig(**asdict(builder.geometry)))
+            ReplicationStateFile(builder.root).write(ReplicationState("SLAVE", 0))
+            ConsumerOffsets(builder.root).commit("T", "g", {0: 1})
+            for path in (builder.root, *builder.root.rglob("*")):
+                os.chown(path, owner, owner)
+            return builder.root
+
+        yield give
+
+
+def not_the_owners(root: Path) -> dict[str, str]:
+    """What another user than the store's has made in it, or what its user may not read and write."""
+    owner, found = root.stat(), {}
+    for path in (root, *root.rglob("*")):
+        status = path.stat()
+        if (status.st_uid, status.st_gid) != (owner.st_uid, owner.st_gid) or status.st_mode & 0o600 != 0o600:
+            found[str(path.relative_to(root))] = f"{status.st_uid}:{status.st_gid} {stat.filemode(status.st_mode)}"
+    return found
 
 
 def mapped_writable() -> set[str]:
@@ -178,6 +222,34 @@ def test_another_user_who_may_read_the_files_reads_them_and_holds_nothing(engine
 def test_status_of_the_engine_of_another_user_says_that_parts_cannot_be_seen(engine):
     document = as_nobody(lambda: engine_status(engine.root, {}))
     assert document["state"] == "running" and "cannot be seen" in document["reason"], document
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("owner", "run_as"), [(NOBODY, lambda work: work()), (0, lambda work: work()), (NOBODY, as_nobody)],
+                         ids=["root in another's", "root in its own", "a user in its own"])
+def test_what_commands_make_in_a_store_belongs_to_the_stores_user(give_store, owner, run_as):
+    root = give_store(owner)
+    for words in (["config", "set", root, "file_reserved_time_hours=24"], ["topics", "create", root, "U"], ["recover", root],
+                  ["groups", "reset", root, "--group", "g", "--topic", "T", "--to", "last"], ["rebuild", root],
+                  ["tail", root, "--topic", "T", "--group", "h", "--from", "first", "--no-follow"], ["clean", root, "--older-than", "0"],
+                  ["promote", root, "--force"]):
+        assert run_as(lambda words=words: run(*words).code) == 0, words
+        assert not_the_owners(root) == {}, words
+
+
+@pytest.mark.root
+def test_an_engine_of_root_leaves_a_store_to_its_user(give_store, make_engine):
+    engine = make_engine()
+    engine.root, engine.settings = give_store(NOBODY), {}
+    assert run("promote", engine.root, "--force").code == 0
+    engine.start()
+    with pyengine.connect(engine.root) as producer, pyengine.consume(engine.root, "U", group="u") as consumer:
+        assert all(producer.put("U", b"x" * 100, keys="k").ok for _ in range(100))
+        assert consumer.pull(timeout_s=30)
+        consumer.commit()
+    engine.wait_noted()
+    assert engine.stop()
+    assert not_the_owners(engine.root) == {}
 
 
 @pytest.mark.root

@@ -27,6 +27,7 @@ from pyengine.errors import shown
 from pyengine.events import Event
 from pyengine.formats.small_file import open_regular, opened
 from pyengine.ipc.shared_objects import KIND_NAMES
+from pyengine.storage.durable_writes import open_given
 
 NAME = "engine.log"
 BYTES_MAX = 16 << 20
@@ -164,7 +165,7 @@ def _turn(path: Path, size_bytes: int) -> None:
 
 def _open(path: Path) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO without a reader fails at once instead of blocking
+    descriptor = open_given(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO without a reader fails at once instead of blocking
     os.set_blocking(descriptor, True)
     return descriptor
 

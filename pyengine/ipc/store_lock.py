@@ -39,7 +39,7 @@ from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, command, 
 from pyengine.formats.small_file import open_regular, opened
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
 from pyengine.native import control as native
-from pyengine.storage.durable_writes import open_shared_file
+from pyengine.storage.durable_writes import open_given, open_shared_file
 from pyengine.storage.file_system import refuse_shared
 from pyengine.storage.later_format import require_known_format
 from pyengine.storage.ofd_lock import EXCLUSIVE, OFD_PID, SHARED, UNLOCKED, find_lock, is_at, locks_on, try_lock, wait_lock
@@ -80,9 +80,9 @@ class StoreLock(Closing):
         if create:
             refuse_shared(root)
         self.path = Path(root) / "lock"
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | os.O_CLOEXEC
         try:
-            self._descriptor = os.open(self.path, flags, 0o644)
+            self._descriptor = open_given(self.path, flags | os.O_CREAT) if create else os.open(self.path, flags)
         except (FileNotFoundError, NotADirectoryError):
             raise NotAStoreError(f"{root} is not a store that was ever started: it has no file `lock`") from None
         except OSError as error:

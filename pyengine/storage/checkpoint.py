@@ -28,7 +28,7 @@ from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import Checkpoint, opened, pack_checkpoint, read_or_none, unpack_checkpoint
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.durable_file import DurableRecord
-from pyengine.storage.durable_writes import FILE_MODE, pwrite_all, sync_folder, write_config
+from pyengine.storage.durable_writes import open_given, pwrite_all, sync_folder, write_config
 from pyengine.storage.engine_id import EngineId, read_boot_id, read_engine_id
 
 
@@ -68,7 +68,7 @@ def create_abort_file(root: Root) -> None:
     """Create an empty `abort`, durable before this returns; an existing one is not changed."""
     path = StorePaths(root).abort
     with disk_errors("create", path):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644))
+        os.close(open_given(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK))
     failpoint("abort_created")
     sync_folder(path.parent)
 
@@ -179,7 +179,7 @@ def note_sync_failure(root: Root, flushed: int, file: str, cause: str) -> bool:
         SYNC_FAILURE.write(root, failure)
     except DiskError:
         try:
-            descriptor = os.open(SYNC_FAILURE.path(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+            descriptor = open_given(SYNC_FAILURE.path(root), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         except OSError:
             return False
         with open(descriptor, "wb", buffering=0) as note, contextlib.suppress(OSError):  # an empty file means the same

@@ -349,13 +349,13 @@ def named_log_folders(root: str | os.PathLike[str], values: Mapping[str, Value])
 
 def _make_log_folders(root: str | os.PathLike[str], present: Mapping[str, Value], values: Mapping[str, Value]) -> None:
     """Make folders that `values` add to a log: once engine.toml names one, it is lost if it does not exist."""
-    from pyengine.storage.durable_writes import make_shared_folder
+    from pyengine.storage.durable_writes import make_folders
 
     known, wanted = named_log_folders(root, present), named_log_folders(root, {**present, **values})
     if any(folder.is_dir() for folder in known.all):
         for folder in wanted.writable:
             if folder not in known.all:
-                make_shared_folder(folder)
+                make_folders(folder)
                 owner, status = os.stat(root).st_uid, os.stat(folder)
                 if os.geteuid() == 0 and status.st_uid != owner and not status.st_mode & 0o022:
                     raise ConfigError(f"{folder} belongs to user {status.st_uid}, and the store to user {owner}, who could not write "

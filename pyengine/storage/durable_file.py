@@ -322,7 +322,7 @@ class AppendedLines:
     def replace(self, lines: Iterable[Mapping[str, object]]) -> int:
         """Put a durable new file with these lines in the place of this one; return its length. No other process may append meanwhile."""
         content = b"".join(map(sealed_line, lines))
-        write_config(self.path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
+        write_config(self.path, content, keep_backup=False, mode=LOCK_MODE)
         return len(content)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import io
 import mmap
 import os
@@ -51,6 +52,7 @@ REWRITE_BYTES = 16 << 20  # per step, each of which is synced
 DIRECT_BYTES, _DIRECT_BUFFERS = 4 << 20, 3
 _BLOCK_BYTES = 4096  # direct writes start at, and have a length of, a multiple of this
 _GIVEN_WITHIN_S = 0.1  # root gives a new file to the owner of its folder
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The errors of open(O_TMPFILE) if the kernel or the file system does not support it.
 _NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
@@ -87,11 +89,7 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
     try:
         for path in paths:
             folder = os.path.dirname(path)
-            with contextlib.suppress(FileExistsError):
-                try:
-                    os.mkdir(folder, FOLDER_MODE)
-                except FileNotFoundError:
-                    os.makedirs(folder, FOLDER_MODE)
+            make_folders(folder, is_synced=False)
             made.append(os.open(folder, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, FILE_MODE))
             _size_and_allocate(made[-1], size_bytes, allocate)
         failpoint("new_files_unnamed")
@@ -99,7 +97,9 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
             failpoint("new_files_synced")
             for path, descriptor in zip(paths, made, strict=True):
                 check_written(descriptor, path)
-                os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+                with opened(os.open(os.path.dirname(path), _PLACE)) as folder_fd:
+                    _give_to_owner(descriptor, folder_fd)
+                    os.link(f"/proc/self/fd/{descriptor}", os.path.basename(path), dst_dir_fd=folder_fd, follow_symlinks=True)
                 failpoint("new_files_linked")
             if sync_file_system(os.path.dirname(paths[0])):
                 done, made = made, []
@@ -115,34 +115,30 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
 Content = bytes | Callable[[os.stat_result], bytes]  # of a file, or a function that makes it from the new file's status
 
 
-def write_config(path: Path | str, content: Content, *, keep_backup: bool = True, mode: int = FILE_MODE,
-                 is_shared: bool = False) -> None:
+def write_config(path: Path | str, content: Content, *, keep_backup: bool = True, mode: int = FILE_MODE) -> None:
     """Replace `path` by `content`, atomically and durably; the old content is kept as `path.bak`.
 
     Once `path` exists it exists at every moment (RocketMQ's own way has a gap). With a stricter `mode` no file with more
-    rights ever has the content. `is_shared`: root gives the new file to its folder's owner, as open_shared_file does. Raises
-    DiskFullError, DiskError or FlushError; the old file is still in place then.
+    rights ever has the content. Raises DiskFullError, DiskError or FlushError; the old file is still in place then.
     """
     path = Path(path)
     require_held(path)
     make_folders(path.parent)
     try:
         try:
-            _replace(path, content, keep_backup, mode, is_shared)
+            _replace(path, content, keep_backup, mode)
         except FileNotFoundError:  # an engine that starts has swept the temporary file away (sweep_unfinished)
-            _replace(path, content, keep_backup, mode, is_shared)
+            _replace(path, content, keep_backup, mode)
     except OSError as error:
         raise disk_error(error, "write", path) from error
     sync_folder(path.parent)
     failpoint("config_durable")
 
 
-def _replace(path: Path, content: Content, keep_backup: bool, mode: int, is_shared: bool) -> None:
+def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         with opened(open_new(temporary, mode)) as descriptor:
-            if is_shared:
-                _give_to_owner(descriptor, path.parent)
             failpoint("config_opened")
             pwrite_all(descriptor, content(os.fstat(descriptor)) if callable(content) else content, 0, path)
             failpoint("config_written")
@@ -165,16 +161,39 @@ def open_new(path: str | os.PathLike[str], mode: int = FILE_MODE, folder: int | 
     So a file of another user that has a second name there, by a hard link or a symbolic one, is not changed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    create = open_given if folder is None else functools.partial(os.open, dir_fd=folder)
     try:
-        return os.open(path, flags, mode, dir_fd=folder)
+        return create(path, flags, mode)
     except FileExistsError:  # from a crash
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path, dir_fd=folder)
-        return os.open(path, flags, mode, dir_fd=folder)
+        return create(path, flags, mode)
 
 
-def make_folders(folder: Path | str) -> None:
-    """Create `folder` and its missing parents, and sync the directory that contains each new one."""
+def open_given(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
+    """Open a file, with O_CREAT in `flags`; what root creates by that belongs to the owner of its folder. OSError.
+
+    So whatever root does with a store, the store's user can use its files afterwards, and so it is with the folders of make_folders().
+    Only a file that this call creates is given away, in the folder that it is in: a link to another place is none.
+    """
+    if os.geteuid() == 0:
+        folder, name = os.path.split(path)
+        with contextlib.suppress(FileExistsError), opened(os.open(folder or ".", _PLACE)) as folder_fd:
+            descriptor = os.open(name, flags | os.O_EXCL, mode, dir_fd=folder_fd)
+            _give_to_owner(descriptor, folder_fd)
+            return descriptor
+    return os.open(path, flags, mode)
+
+
+def _give_to_owner(descriptor: int, folder_fd: int) -> None:
+    """If root has just made this file or folder in an open folder, give it to the folder's owner."""
+    if os.geteuid() == 0 and (owner := os.fstat(folder_fd)).st_uid:
+        with contextlib.suppress(OSError):  # in a container without that right, or on a file system without users
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def make_folders(folder: Path | str, *, is_synced: bool = True) -> None:
+    """Create `folder` and its missing parents, and sync the directory that contains each new one, unless the caller does."""
     folder = Path(folder)
     missing = []
     while not folder.is_dir():
@@ -186,23 +205,20 @@ def make_folders(folder: Path | str) -> None:
         require_held(folder)
     for made in reversed(missing):
         try:
-            os.mkdir(made, FOLDER_MODE)
+            with opened(os.open(made.parent, _PLACE)) as parent:
+                os.mkdir(made.name, FOLDER_MODE, dir_fd=parent)
+                if os.geteuid() == 0:
+                    with opened(os.open(made.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as new:
+                        if not os.listdir(new):  # else another one is in its place now
+                            _give_to_owner(new, parent)
             failpoint("folder_made")
         except FileExistsError:
             if not made.is_dir():
                 raise DiskError(f"{made} is not a directory", errno=errno.ENOTDIR, path=str(made)) from None
         except OSError as error:
             raise disk_error(error, "make directory", made) from error
-        sync_folder(made.parent)
-
-
-def make_shared_folder(folder: Path) -> None:
-    """Create a folder, as make_folders does, in which processes of the store's user write; one of root's is given to that user."""
-    make_folders(folder)
-    if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # a link, which the operator made
-            with opened(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as descriptor:
-                _give_to_owner(descriptor, folder.parent)
+        if is_synced:
+            sync_folder(made.parent)
 
 
 def open_shared_file(path: Path) -> int:
@@ -211,12 +227,12 @@ def open_shared_file(path: Path) -> int:
     It belongs to the owner of its folder, also if root opens it first, so that the engine's user can open it; others cannot, because
     to read a file is enough to lock it. A link is refused, and as root a hard link to a file of another user.
     """
-    make_shared_folder(path.parent)
+    make_folders(path.parent)
     until_s = time.monotonic() + _GIVEN_WITHIN_S
     with disk_errors("open", path):
         while True:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, LOCK_MODE)
+                descriptor = open_given(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, LOCK_MODE)
                 break
             except PermissionError:  # root may have just created it
                 if time.monotonic() >= until_s:
@@ -228,7 +244,6 @@ def open_shared_file(path: Path) -> int:
                 raise DiskError(f"{path} is not a regular file: remove it", path=str(path))
             if os.geteuid() == 0 and status.st_nlink > 1 and status.st_uid != os.stat(path.parent).st_uid:
                 raise DiskError(f"{path} is a hard link to a file of the user {status.st_uid}: remove it", path=str(path))
-            _give_to_owner(descriptor, path.parent)
             if stat.S_IMODE(status.st_mode) & ~LOCK_MODE:  # of an older version
                 with contextlib.suppress(PermissionError):
                     os.fchmod(descriptor, LOCK_MODE)
@@ -244,18 +259,6 @@ def mend_lock_modes(root: Root) -> None:
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and stat.S_IMODE(status.st_mode) & ~LOCK_MODE:
                 os.fchmod(descriptor, LOCK_MODE)
-
-
-def _give_to_owner(descriptor: int, folder: Path) -> None:
-    """If root has made this file or folder in `folder`, give it to the owner of `folder`.
-
-    Only an empty file with one name: the owner may have renamed, or linked, another file of root to this place.
-    """
-    status = os.fstat(descriptor)
-    is_new = stat.S_ISDIR(status.st_mode) or status.st_nlink == 1 and status.st_size == 0
-    if os.geteuid() == status.st_uid == 0 and is_new:
-        owner = os.stat(folder)
-        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def sync_folder(folder: Path | str) -> None:
@@ -305,6 +308,7 @@ def _create_unnamed(folder: Path, name: str, size_bytes: int, allocate: Allocati
                 raise _TmpfileRefusedError from error
             raise disk_error(error, "create", folder / name) from error
         with closed_on_error(descriptor):
+            _give_to_owner(descriptor, folder_fd)
             failpoint("new_file_unnamed")
             _give_length(descriptor, size_bytes, allocate, folder / name)
             try:
@@ -333,7 +337,7 @@ def _create_in_sibling(folder: Path, name: str, size_bytes: int, allocate: Alloc
         try:
             with contextlib.suppress(FileNotFoundError):
                 unfinished.unlink()
-            descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL, FILE_MODE)
+            descriptor = open_given(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL)
             _give_length(descriptor, size_bytes, allocate, target)
             failpoint("sibling_file_made")
             with contextlib.suppress(FileNotFoundError):  # one process creates files in a directory: none can appear before the rename

@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from pyengine.errors import DiskError, disk_error
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.storage.durable_file import DurableRecord
-from pyengine.storage.durable_writes import make_shared_folder
 
 FOLDER = "log-holds"
 HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that expires later than this is a mistake, for example of a wrong clock
@@ -54,7 +53,6 @@ def _record(name: str) -> DurableRecord[LogHold]:
 def write_log_hold(root: Root, hold: LogHold) -> None:
     """Create or renew the hold, durable before this returns. DiskFullError, DiskError or FlushError."""
     assert _NAME.fullmatch(hold.name), hold.name
-    make_shared_folder(StorePaths(root).config / FOLDER)
     _record(hold.name).write(root, hold)
 
 

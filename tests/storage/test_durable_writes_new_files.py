@@ -11,7 +11,7 @@ import pytest
 from dying import run_and_die_at
 from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
 from pyengine.storage import durable_writes
-from pyengine.storage.durable_writes import create_file, make_folders, sweep_unfinished, write_config
+from pyengine.storage.durable_writes import create_file, create_files, make_folders, open_given, sweep_unfinished, write_config
 
 NAME = "00000000000000065536"
 
@@ -116,6 +116,34 @@ def test_when_the_name_cannot_be_made_durable_the_file_is_taken_back(way, tmp_pa
     with pytest.raises(FlushError):
         create_file(tmp_path / "commitlog", NAME, 4096)
     assert os.listdir(tmp_path / "commitlog") == []
+
+
+@pytest.mark.root
+def test_new_files_and_folders_of_root_belong_to_the_owner_of_the_folder_that_they_are_in(way, tmp_path):
+    os.chown(tmp_path, 65534, 65534)
+    os.close(create_file(tmp_path / "commitlog", NAME, 4096))
+    names = [str(tmp_path / "consumequeue" / topic / "0" / NAME) for topic in "TU"]
+    for descriptor in create_files(names, 4096, allocate=4096) or ():
+        os.close(descriptor)
+    write_config(tmp_path / "config" / "topics.json", b"{}")
+    write_config(tmp_path / "config" / "topics.json", b"{ }")
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in tmp_path.rglob("*")} == {(65534, 65534)}
+    assert way == "sibling" or all(map(os.path.exists, names))
+
+
+@pytest.mark.root
+def test_a_file_of_root_to_which_another_user_made_a_link_stays_roots(tmp_path):
+    theirs, files = tmp_path / "theirs", [tmp_path / "old", tmp_path / "new"]
+    theirs.mkdir()
+    os.chown(theirs, 65534, 65534)
+    files[0].touch()
+    for file in files:
+        (theirs / file.name).symlink_to(file)
+        os.lchown(theirs / file.name, 65534, 65534)
+        os.close(open_given(theirs / file.name, os.O_WRONLY | os.O_CREAT))
+    (theirs / "folder").symlink_to(tmp_path)
+    os.close(open_given(theirs / "folder" / "third", os.O_WRONLY | os.O_CREAT))
+    assert {path.stat().st_uid for path in (*files, tmp_path / "third")} == {0}
 
 
 # -- crashes ----------------------------------------------------------------------

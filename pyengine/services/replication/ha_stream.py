@@ -522,7 +522,7 @@ def _cancels(root: str | os.PathLike[str], content: bytes) -> None:
     with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
         if read_small_file(path) == content:
             return
-    write_config(path, content, keep_backup=False, mode=LOCK_MODE, is_shared=True)
+    write_config(path, content, keep_backup=False, mode=LOCK_MODE)
 
 
 def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = True) -> Callable[[str | os.PathLike[str], bytes], None]:
