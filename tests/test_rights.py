@@ -560,8 +560,9 @@ def test_random_bytes_where_the_cleaner_is_asked_delete_no_segment(make_engine, 
         assert native.load(line, "incarnation") == 1
 
 
-def test_with_a_narrow_umask_no_other_user_reads_the_store(make_engine):
-    before = os.umask(0o077)
+@pytest.mark.parametrize(("umask", "right"), [(0o077, 0o077), (0, 0o022)], ids=["no other user reads", "no other user writes"])
+def test_whatever_the_umask_other_users_have_no_more_rights_on_a_store_than_promised(make_engine, umask, right):
+    before = os.umask(umask)
     try:
         engine = make_engine()
         engine.start()
@@ -570,8 +571,7 @@ def test_with_a_narrow_umask_no_other_user_reads_the_store(make_engine):
         engine.stop()
     finally:
         os.umask(before)
-    open_to_others = [path for path in [engine.root, *engine.root.rglob("*")] if stat.S_IMODE(path.stat().st_mode) & 0o077]
-    assert open_to_others == []
+    assert [path for path in [engine.root, *engine.root.rglob("*")] if stat.S_IMODE(path.stat().st_mode) & right] == []
 
 
 def test_metrics_answer_this_machine_alone_by_default():

@@ -165,7 +165,7 @@ def _turn(path: Path, size_bytes: int) -> None:
 
 def _open(path: Path) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    descriptor = open_given(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO without a reader fails at once instead of blocking
+    descriptor = open_given(path, flags | os.O_NONBLOCK)  # a FIFO without a reader fails at once instead of blocking
     os.set_blocking(descriptor, True)
     return descriptor
 
