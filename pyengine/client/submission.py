@@ -34,6 +34,7 @@ from pyengine.native import control as control_native
 from pyengine.native import session as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutStatus
+from pyengine.storage.durable_writes import open_given
 
 if TYPE_CHECKING:
     from pyengine.ipc.session_client import OpenSession
@@ -343,7 +344,7 @@ class Submitter(SubmitterFront):
         path = session.folder.path / side_name(
             session.identity.epoch, self.native.slot, self.native.generation, sequence)
         remove_object(path)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = open_given(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, len(image))
             with open(descriptor, "wb", closefd=False) as file:

@@ -101,6 +101,22 @@ def test_put_many_and_large_bodies_go_beside_the_ring(parts):
     assert not [name for name in parts.owner.folder.names() if name.startswith("side")]
 
 
+@pytest.mark.root
+def test_a_large_body_that_root_puts_is_for_the_engines_user_to_read(parts):
+    with parts.producer() as producer:
+        assert producer.put("T", b"first").ok
+        os.chown(parts.owner.folder.path, 65534, 65534)
+        writer = parts.workers[native.WRITER]
+        writer.send_signal(signal.SIGSTOP)
+        try:
+            later = producer.put_async("T", bytes(60_000))
+            [side] = [name for name in parts.owner.folder.names() if name.startswith("side")]
+            assert (parts.owner.folder.path / side).stat().st_uid == 65534
+        finally:
+            writer.send_signal(signal.SIGCONT)
+        assert later.result(30).ok
+
+
 def test_a_folder_in_the_place_of_a_side_object_stops_no_put(parts):
     with parts.producer() as producer:
         assert producer.put("T", b"first").ok
