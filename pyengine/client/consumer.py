@@ -443,17 +443,17 @@ class Consumer:
 
     def _found(self) -> dict[str, UsageError | None]:
         """Return the topics to read now, with why its group cannot read one; those of groups and of the system match no pattern."""
-        if self._choice.pattern is None:
+        pattern = self._choice.pattern
+        if pattern is None:
             return dict.fromkeys(self._choice.weights)
         found: dict[str, UsageError | None] = {}
-        for topic in self._reader.topics():
-            if self._choice.pattern.fullmatch(topic) and not topic.startswith(_NO_PROGRAMS_TOPICS):
-                found[topic] = None
-                try:
-                    if self.group is not None:
-                        group_key(topic, self.group)
-                except UsageError as error:
-                    found[topic] = error
+        for topic in self._reader._topics(lambda topic: pattern.fullmatch(topic) and not topic.startswith(_NO_PROGRAMS_TOPICS)):
+            found[topic] = None
+            try:
+                if self.group is not None:
+                    group_key(topic, self.group)
+            except UsageError as error:
+                found[topic] = error
         return found
 
     def _find_parts(self) -> None:

@@ -206,8 +206,12 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
 
     def topics(self) -> dict[str, list[int]]:
         """Return topic -> ids of its queues."""
+        return self._topics()
+
+    def _topics(self, is_wanted: Callable[[str], object] = bool) -> dict[str, list[int]]:
+        """Return the same of the topics that are wanted; the folders of the others are not listed."""
         self._require_open()
-        found = ((topic, self._queue_ids(topic)) for topic in folder_names(self._consume_queue))
+        found = ((topic, self._queue_ids(topic)) for topic in folder_names(self._consume_queue) if is_wanted(topic))
         return {topic: ids for topic, ids in found if ids}
 
     def queue_ids(self, topic: str) -> list[int]:
@@ -520,7 +524,7 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
                              "INNER_MULTI_DISPATCH names their light queues")
         if chosen.allow_missing:
             return
-        known = find_topics(self, set(topics).issubset)
+        known = find_topics(self, set(topics).issubset, topics)
         if missing := sorted(set(topics) - known):
             raise UsageError(f"{self.name} has no topic {', '.join(map(repr, missing))}{did_you_mean(missing[0], known)}: "
                              "allow_missing=True reads what there is")
@@ -530,7 +534,7 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         """Raise UsageError for a queue id that none of the topics has, and for a first offset of a queue that the store has not."""
         wanted = {f"{queue_id} of the chosen topics": {(topic, queue_id) for topic in topics} for queue_id in chosen.queues or ()}
         wanted |= {f"{topic}/{queue_id}": {(topic, queue_id)} for topic, queue_id in chosen.first_offsets}
-        known = find_queues(self, lambda known: not any(map(known.isdisjoint, wanted.values())))
+        known = find_queues(self, lambda known: not any(map(known.isdisjoint, wanted.values())), topics)
         for name, queues in wanted.items():
             if known.isdisjoint(queues):
                 there = sorted({queue_id for topic, queue_id in known if any(topic == one for one, _ in queues)})
@@ -572,14 +576,19 @@ def _batches(scanner: LogScanner, view: Readable, start: int, first: int, end: i
         yield from scanner.scan(view, start, high, end)
 
 
-def find_topics(reader: StoreReader, are_enough: Callable[[set[str]], bool]) -> set[str]:
-    """Return the store's topics: those with queues, then those in config/topics.json, then those in the log, until they are enough."""
-    return {topic for topic, _ in find_queues(reader, lambda known: are_enough({topic for topic, _ in known}))}
+def find_topics(reader: StoreReader, are_enough: Callable[[set[str]], bool], first: Iterable[str] = ()) -> set[str]:
+    """Return the store's topics: those of `first` and all others with queues, then those in config/topics.json, then those in the log,
+    until they are enough."""
+    return {topic for topic, _ in find_queues(reader, lambda known: are_enough({topic for topic, _ in known}), first)}
 
 
-def find_queues(reader: StoreReader, are_enough: Callable[[set[tuple[str, int]]], bool]) -> set[tuple[str, int]]:
-    """Return the store's queues: those with files, then those in config/topics.json, then those in the log, until they are enough."""
-    known = {(topic, queue_id) for topic, ids in reader.topics().items() for queue_id in ids}
+def find_queues(reader: StoreReader, are_enough: Callable[[set[tuple[str, int]]], bool], first: Iterable[str] = ()
+                ) -> set[tuple[str, int]]:
+    """Return the store's queues: those with files, of the topics `first` and then of all, then those in config/topics.json, then those
+    in the log, until they are enough."""
+    known = {(topic, queue_id) for topic in first for queue_id in reader.queue_ids(topic)}
+    if not are_enough(known):
+        known.update((topic, queue_id) for topic, ids in reader.topics().items() for queue_id in ids)
     if are_enough(known):
         return known
     for topic, row in TopicConfigs(reader.root).read().rows.items():

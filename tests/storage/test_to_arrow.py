@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -56,6 +57,17 @@ def test_the_stream_is_the_scan(builder):
         once = store.to_arrow((topic for topic in ["orders"]), (name for name in ["queueOffset", "body"]))  # each is read once only
         assert once.read_all() == some
         assert list(store.scan(["orders"], tags="none")) == []  # no empty batches
+
+
+def test_topics_that_are_not_read_are_listed_only_when_the_store_is_opened(builder, monkeypatch):
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path=".": listed.append(str(path).rpartition("/")[2]) or scandir(path))
+    with pyengine.open_store(builder.root) as store:
+        assert store.to_arrow(["orders"], queues=[0]).read_all().num_rows
+    assert listed.count("events") == 1 < listed.count("orders")
+    with pyengine.consume(builder.root, re.compile("order.*")) as consumer:
+        assert consumer.topics == ["orders"]
+    assert listed.count("events") == 2
 
 
 def test_a_topic_that_the_store_has_not_is_an_error_unless_it_may_be_missing(builder):
