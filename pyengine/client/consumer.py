@@ -1064,7 +1064,9 @@ class Consumer:
 
         held.follow()
         for offset in sorted(table.free):
-            if len(messages) < max_messages and not must_wait(offset):
+            if len(messages) >= max_messages:
+                break
+            if not must_wait(offset):
                 messages += [taken for message in self._given_back(held, offset) if (taken := flight.take(message, most)) is not None]
         while len(messages) < max_messages and (held.buffer or self._fetch(held, max_messages - len(messages))):
             if must_wait(held.buffer[0].queue_offset):

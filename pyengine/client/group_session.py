@@ -386,7 +386,7 @@ class AssignedQueue:
 
     def before(self) -> tuple[int, int, int, dict[int, Message]]:
         """Return what restore() needs if the next delivery fails."""
-        return self.next_offset, self.flight.delivered_end, self.flight.done, self.flight.given_back()
+        return self.next_offset, self.flight.delivered_end, self.flight.done, self.flight.redelivered()
 
     def restore(self, next_offset: int, delivered_end: int, done: int, again: Mapping[int, Message]) -> None:
         """Restore the offsets from before a delivery that failed; its messages are fetched again."""

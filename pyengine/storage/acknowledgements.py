@@ -499,6 +499,7 @@ class InFlight:
         self.dead: dict[int, None] = {}
         self.spared: set[int] = set()
         self.last: tuple[int, ...] | None = None
+        self._redelivered: dict[int, Message] | None = None
         self.seek(offset)
 
     def seek(self, offset: int) -> None:
@@ -567,8 +568,11 @@ class InFlight:
         """Return up to `count` of the messages that were given back, with their counts; they are delivered now."""
         found: list[Message] = []
         while self.again and len(found) < count:
-            offset, _ = self.again.popitem(last=False)
+            offset = next(iter(self.again))
             message = self.open[offset]
+            if self._redelivered is not None:
+                self._redelivered[offset] = message
+            del self.again[offset]
             if (counted := self._recount(message, message.delivery_count + 1, deliveries_max)) is not None:
                 found.append(counted)
         return found
@@ -631,9 +635,10 @@ class InFlight:
         self.again[message.queue_offset] = None
         return True
 
-    def given_back(self) -> dict[int, Message]:
-        """Return the messages that were given back, by offset, for undeliver()."""
-        return {offset: self.open[offset] for offset in self.again}
+    def redelivered(self) -> dict[int, Message]:
+        """Return, for undeliver(), what gets each message that is delivered again until the next call, as it was before."""
+        self._redelivered = {}
+        return self._redelivered
 
     def undeliver(self, delivered_end: int, done: int, again: Mapping[int, Message]) -> None:
         """Restore what was before a delivery that failed, the counts too: the program did not get its messages."""
@@ -643,7 +648,7 @@ class InFlight:
         for offset, message in again.items():
             self.open[offset] = message
             self.dead.pop(offset, None)
-        self.again = OrderedDict.fromkeys(again)
+        self.again = OrderedDict.fromkeys(again) | self.again
 
     def take_back(self, messages: Iterable[Message]) -> None:
         """Note that the program did not get these messages: they come again, next of all, without being counted twice."""

@@ -86,6 +86,7 @@ def test_each_of_many_open_messages_costs_the_same(by):
             if by == "acknowledge":
                 flight.acknowledge(each)
             elif by == "deliver again":
+                flight.redelivered()
                 flight.deliver_again(1, None)
             else:
                 shared.apply({"by": 7, "from": count, "end": count, "ended": [(each.queue_offset, each.queue_offset + 1)], "last": None})
@@ -126,11 +127,12 @@ def test_a_delivery_that_failed_is_as_if_it_had_not_been():
     flight = InFlight(0)
     flight.deliver(messages(0, 3), None)
     flight.give_back(message(1))
-    before = flight.delivered_end, flight.done, flight.given_back()
+    flight.give_back(message(0))
+    before = flight.delivered_end, flight.done, flight.redelivered()
     flight.deliver_again(1, None)
     flight.deliver(messages(3, 6), None)
     flight.undeliver(*before)
-    assert list(flight.open) == [0, 1, 2] and list(flight.again) == [1] and flight.delivered_end == 3
+    assert list(flight.open) == [0, 1, 2] and list(flight.again) == [1, 0] and flight.delivered_end == 3
 
 
 def test_a_delivery_that_failed_is_not_counted():
@@ -138,7 +140,7 @@ def test_a_delivery_that_failed_is_not_counted():
     flight.deliver(messages(0, 2), 2)
     flight.give_back(message(0))
     for _ in range(5):
-        before = flight.delivered_end, flight.done, flight.given_back()
+        before = flight.delivered_end, flight.done, flight.redelivered()
         assert [each.delivery_count for each in flight.deliver_again(1, 2)] == [2]
         flight.undeliver(*before)
     assert list(flight.again) == [0] and not flight.dead and flight.is_outstanding
