@@ -87,6 +87,9 @@ class Translator:
         self._check_body(message)
         sys_flag = constants.SYS_FLAG_COMPRESSED if system.body_encoding == self._v2.GZIP else 0
         properties = self._properties_of(message)
+        if (size := sum(map(len, properties.values()))) > constants.PROPERTIES_BYTES_MAX:
+            raise CallRefusedError("MESSAGE_PROPERTIES_TOO_LARGE", f"properties of {size} characters: at most "
+                                                               f"{constants.PROPERTIES_BYTES_MAX} bytes are possible")
         if system.message_type == self._v2.TRANSACTION:
             sys_flag |= constants.SYS_FLAG_TRANSACTION_PREPARED
             properties |= {constants.PROPERTY_TRANSACTION_PREPARED: "true", constants.PROPERTY_PRODUCER_GROUP: topic}

@@ -501,7 +501,11 @@ class _Sent:
         self.sys_flag = request.integer(names["sysFlag"], 0)
         self.born_timestamp_ms = request.integer(names["bornTimestamp"], 0, bits=64)
         self.flag = request.integer(names["flag"], 0)
-        self.properties = decode_properties(fields.get(names["properties"], ""))
+        text = fields.get(names["properties"], "")
+        if len(text) > 2 * constants.PROPERTIES_BYTES_MAX:  # a shorter one may fit without what is left out of it
+            raise RequestRefusedError(codes.MESSAGE_ILLEGAL, f"the message is illegal: its properties have {len(text)} characters, at most "
+                                                             f"{constants.PROPERTIES_BYTES_MAX} bytes are possible", REGION)
+        self.properties = decode_properties(text)
         self.reconsume_times = request.integer(names["reconsumeTimes"], 0)
         most = names["maxReconsumeTimes"]
         self.max_reconsume_times = request.integer(most) if most in fields else None

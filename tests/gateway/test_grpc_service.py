@@ -197,7 +197,7 @@ def test_consumers_see_the_host_that_the_producer_named(grpc_store, topic):
 
 
 def test_properties_beyond_the_store_s_limit_are_refused(grpc_store, topic):
-    for text in ("x" * 33_000, "\u00fc" * 17_000):
+    for text in ("x" * 33_000, "\u00fc" * 17_000, '"' * 3_000_000):
         entry = grpc_store.caller().send(topic, b"x", user_properties={"n": text})
         assert entry.status.code == V2.MESSAGE_PROPERTIES_TOO_LARGE
     late = message(topic, b"x", message_type=V2.DELAY, user_properties={"n": "x" * 32_650})  # room for its own, not for those of the delay
