@@ -7,6 +7,7 @@ comparison with an absent property is neither true nor false. Several threads ma
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from pyengine.errors import UsageError
 
-TEXT_MAX_CHARS = 16 * 1024
+TEXT_MAX_CHARS = 64 * 1024
+VALUES_MAX = 4096  # outside of IN: a comparison takes a KB
 DEPTH_MAX = 50     # nested brackets, NOT and signs; each takes some frames of the interpreter's stack
 CHAINED_MAX = 100  # comparisons of a comparison, as in `a = b = c`, in one condition
 
@@ -101,6 +103,7 @@ class _Parser:
         self._token_start = 0
         self._depth = 0
         self._chained = 0
+        self._values = 0
         self._kind, self._token = _END
         self._advance()
 
@@ -248,6 +251,9 @@ class _Parser:
             inner = self._or()
             self._expect(")")
             return inner
+        self._values += 1
+        if self._values > VALUES_MAX:
+            raise self._error(f"more than {VALUES_MAX} names and values outside of IN")
         kind, token = self._kind, self._token
         if kind == "text":
             return _constant(self._text_literal())
@@ -422,7 +428,11 @@ def _like(text: str, number: int | float) -> int | float:
     """Convert text to a number of the other side's class."""
     if isinstance(number, float):
         return _java_double(text)
-    low, high = (INT32_MIN, INT32_MAX) if isinstance(number, _Int) else (INT64_MIN, INT64_MAX)
+    return _java_integer(text, INT32_MIN, INT32_MAX) if isinstance(number, _Int) else _java_integer(text, INT64_MIN, INT64_MAX)
+
+
+@functools.lru_cache(maxsize=16)  # a condition may compare one long text thousands of times
+def _java_integer(text: str, low: int, high: int) -> int:
     if not _JAVA_INT.fullmatch(text) or max(text) > "\uffff":
         raise _NoAnswerError
     sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
@@ -432,6 +442,7 @@ def _like(text: str, number: int | float) -> int | float:
     return value
 
 
+@functools.lru_cache(maxsize=16)
 def _java_double(text: str) -> float:
     text = text.strip("".join(map(chr, range(33))))
     if not _JAVA_DOUBLE.fullmatch(text):

@@ -10,8 +10,9 @@ RocketMQ: ConsumerManager, ProducerManager, RebalanceLockManager, Broker2Client.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +46,11 @@ EXPIRE_S = 5.0           # between two calls of Members.expire()
 LOCK_S = 60.0            # of an ordered queue without a renewal
 CLIENT_ID_CHARS_MAX = 512
 GROUPS_OF_CLIENT_MAX = 256   # in one heartbeat
-SUBSCRIPTIONS_MAX = 256      # of one group
-SUBSCRIPTION_CHARS_MAX = 4096
+SUBSCRIPTION_CHARS_MAX = 64 << 10  # of one topic: a pull parses it
 SUBSCRIPTION_BYTES_MAX = 64 << 20  # of all groups together, about
 QUEUES_MAX = 65_536          # in one request to lock or unlock
 LOCKS_MAX = 100_000
+FAULTS_MAX = 8               # of a heartbeat, in its answer
 STATUS_TIMEOUT_S = 5.0
 MEMBERS_ASKED_MAX = 64  # for one request to all members of a group
 STATUS_BYTES_MAX = 16 << 20  # of members' answers that are kept at once
@@ -112,8 +113,6 @@ def check_expression(kind: object, text: object) -> None:
         return
     if kind != SQL or not isinstance(text, str | None):
         raise RequestRefusedError(codes.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}")
-    if len(text or "") > SUBSCRIPTION_CHARS_MAX:
-        raise RequestRefusedError(codes.SUBSCRIPTION_PARSE_FAILED, f"a condition of more than {SUBSCRIPTION_CHARS_MAX} characters")
     try:
         parse_condition(text)
     except (UsageError, RecursionError) as error:
@@ -149,7 +148,7 @@ class Group:
     @property
     def weight(self) -> int:
         """The approximate size of its subscriptions in bytes."""
-        return sum(400 + 4 * len(each.text) for each in self.subscriptions.values())
+        return sum(400 + 4 * len(each.text) + 64 * len(each.tags) for each in self.subscriptions.values())
 
     @property
     def client_ids(self) -> list[str]:
@@ -181,28 +180,45 @@ class Members:
     # ---- heartbeats ---------------------------------------------------------------
 
     async def heart_beat(self, request: Request) -> Answer:
-        """Register a client in the groups that it names; create new groups and their retry topics."""
+        """Register a client in the groups that it names; create new groups and their retry topics.
+
+        What exceeds a limit is left out, and the log and the answer say so.
+        """
+        size_bytes, faults = len(request.frame.body), list[str]()
+        if size_bytes > JSON_BYTES_MAX:
+            faults.append(f"it has {size_bytes} bytes: at most {JSON_BYTES_MAX} are read")
+        else:
+            await self._take_heartbeat(request, faults)
+        if not faults:
+            return Answer()
+        request.connection.report(f"a heartbeat of {request.connection.address} counts only in part, or not at all: {faults[0]}")
+        return Answer(codes.SYSTEM_ERROR, "; ".join(faults[:FAULTS_MAX]))
+
+    async def _take_heartbeat(self, request: Request, faults: list[str]) -> None:
+        """Take a heartbeat; `faults` gets what of it exceeds a limit. WireError, and nothing is taken, if it is wrong."""
         heartbeat = read_object(request.frame.body)
         client_id = _client_id(heartbeat.get("clientID"))
-        consumers = [_group_of(each) for each in _list(heartbeat.get("consumerDataSet"), GROUPS_OF_CLIENT_MAX)]
+        consumers = [_group_of(each, faults) for each in _groups(heartbeat.get("consumerDataSet"), faults)]
         producers = [_name(as_object(each).get("groupName"), group_fault)
-                     for each in _list(heartbeat.get("producerDataSet"), GROUPS_OF_CLIENT_MAX)]
+                     for each in _groups(heartbeat.get("producerDataSet"), faults)]
+        entered: list[Group] = []
         for group in consumers:
-            config = await self._names.group_or_new(group.name)
-            if config is None:
-                continue
-            retry = f"{RETRY_PREFIX}{group.name}"
-            if self._names.topic(retry) is None and not self._names.is_of_slave:
-                number = max(1, config.retry_queue_nums)
-                await self._names.create(TopicConfig(retry, number, number, topic_sys_flag=FLAG_UNIT_SUB if group.is_of_unit else 0))
+            with _noting(faults, group.name):
+                config = await self._names.group_or_new(group.name)
+                retry = f"{RETRY_PREFIX}{group.name}"
+                if config is not None and self._names.topic(retry) is None and not self._names.is_of_slave:
+                    number = max(1, config.retry_queue_nums)
+                    await self._names.create(TopicConfig(retry, number, number, topic_sys_flag=FLAG_UNIT_SUB if group.is_of_unit else 0))
+                entered.append(group)
         if not request.connection.is_closed:
             access_key = request.frame.fields.get("AccessKey")
             client = Client(client_id, request.frame.language, request.frame.version, self.now_s(), access_key)
-            for group in consumers:
-                self._register(request.connection, group, client)
+            for group in entered:
+                with _noting(faults, group.name):
+                    self._register(request.connection, group, client)
             for name in producers:
-                self._register_producer(request.connection, name, client)
-        return Answer()
+                with _noting(faults, name):
+                    self._register_producer(request.connection, name, client)
 
     def _register(self, connection: Connection, sent: Group, client: Client) -> None:
         group = self.consumers.get(sent.name)
@@ -588,17 +604,36 @@ def _queues(request: Request) -> tuple[str, str, list[dict[str, Any]]]:
     return _client_id(body.get("clientId")), _name(body.get("consumerGroup"), group_fault), found
 
 
-def _group_of(sent: object) -> Group:
+@contextlib.contextmanager
+def _noting(faults: list[str], name: str) -> Iterator[None]:
+    """Note why the block exceeds a limit."""
+    try:
+        yield
+    except UsageError as error:
+        faults.append(f"{name}: {error}")
+
+
+def _groups(sent: object, faults: list[str]) -> list[Any]:
+    """Return the first groups of a heartbeat."""
+    found = _list(sent)
+    if len(found) > GROUPS_OF_CLIENT_MAX:
+        faults.append(f"{len(found)} groups: at most {GROUPS_OF_CLIENT_MAX} are taken")
+    return found[:GROUPS_OF_CLIENT_MAX]
+
+
+def _group_of(sent: object, faults: list[str]) -> Group:
+    """Return a group of a heartbeat; `faults` gets a sentence about a subscription that is too long, and left out."""
     fields = as_object(sent)
     subscriptions: dict[str, Subscription] = {}
-    for each in _list(fields.get("subscriptionDataSet"), SUBSCRIPTIONS_MAX):
+    for each in _list(fields.get("subscriptionDataSet")):
         one = as_object(each)
         text, version, kind = one.get("subString"), one.get("subVersion", 0), one.get("expressionType")
         if not isinstance(text, str | None) or type(version) is not int or not isinstance(kind, str | None):
             raise WireError("a subscription whose fields have wrong types")
-        if len(text or "") + len(kind or "") > SUBSCRIPTION_CHARS_MAX:
-            raise WireError(f"a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
         topic = _name(one.get("topic"), topic_fault)
+        if len(text or "") + len(kind or "") > SUBSCRIPTION_CHARS_MAX:
+            faults.append(f"{topic}: a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
+            continue
         subscriptions[topic] = subscription_of(topic, text, version, kind)
     words = [fields.get(name) for name in ("consumeType", "messageModel", "consumeFromWhere")]
     if not all(word is None or isinstance(word, str) and len(word) < 64 for word in words):
@@ -621,7 +656,7 @@ def _name(value: object, fault_of: Callable[[str | None], str]) -> str:
     return value
 
 
-def _list(value: object, most: int) -> list[Any]:
+def _list(value: object, most: int = JSON_BYTES_MAX) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list) or len(value) > most:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyengine.errors import UsageError
-from pyengine.formats.sql_filter import CHAINED_MAX, DEPTH_MAX, TEXT_MAX_CHARS, SqlFilter
+from pyengine.formats.sql_filter import CHAINED_MAX, DEPTH_MAX, TEXT_MAX_CHARS, VALUES_MAX, SqlFilter
 
 ORDER = {"price": "12", "weight": "0.5", "region": "eu", "note": "it's", "big": "3000000000", "flag": "true", "TAGS": "paid"}
 
@@ -39,6 +39,7 @@ REFUSED = {
     "a || b": "'|' is not part of SQL92",
     "(" * (DEPTH_MAX + 1) + "a = 1" + ")" * (DEPTH_MAX + 1): "within each other",
     "a = '" + "x" * TEXT_MAX_CHARS + "'": "characters; at most",
+    " OR ".join(["a>1"] * (VALUES_MAX // 2 + 1)): "names and values outside of IN",
     "a > " + "9" * 5000: "is more than 9223372036854775807",
     "a = 1" + " = TRUE" * (CHAINED_MAX + 1): "comparisons of comparisons",
 }
@@ -75,6 +76,15 @@ def test_long_conditions_take_no_stack():
     assert SqlFilter(sql).matches({"n": "499"}) and not SqlFilter(sql).matches({"n": "500"})
     deep = "(" * (DEPTH_MAX - 1) + "n = 1" + " = TRUE" * CHAINED_MAX + ")" * (DEPTH_MAX - 1)
     assert SqlFilter(deep).matches({"n": "1"})
+
+
+@pytest.mark.timeout(60)  # a second; a minute if each comparison took the time of a search
+def test_the_longest_condition_and_the_longest_property_take_a_short_time():
+    whole = SqlFilter(" OR ".join(["n > 1"] * (VALUES_MAX // 2)))
+    for _ in range(5):
+        assert not whole.matches({"n": "0" * 32_000})
+    texts = SqlFilter("n IN ({})".format(",".join(f"'{number:x}'" for number in range(9_000))))
+    assert texts.matches({"n": "100"}) and not texts.matches({"n": "0" * 32_000})
 
 
 def test_a_number_of_thousands_of_digits_does_not_match():

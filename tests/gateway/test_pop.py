@@ -313,7 +313,7 @@ WRONG_POPS = {
     "no group": ({"consumerGroup": " "}, codes.SYSTEM_ERROR),
     "the engine's group": ({"consumerGroup": "CID_RMQ_SYS_TRANS"}, codes.NO_PERMISSION),
     "an unknown filter": ({"expType": "MAGIC", "exp": "x"}, codes.SYSTEM_ERROR),
-    "a long filter": ({"exp": "a || " * 2000}, codes.SUBSCRIPTION_PARSE_FAILED),
+    "a long filter": ({"exp": "a || " * 20_000}, codes.SUBSCRIPTION_PARSE_FAILED),
     "no number": ({"invisibleTime": "soon"}, codes.SYSTEM_ERROR),
 }
 
