@@ -538,11 +538,16 @@ class Relays:
         return Answer(body=write_json({"consumerTable": tables, "messageQueueTable": {}}))
 
     async def reset_offset(self, request: Request) -> Answer:
-        """Set a connected group's offsets to a time, in the file and in its members, which continue there."""
+        """Set a connected group's offsets to a time, in the file and in its members, which continue there.
+
+        RocketMQ 5's tools name one queue, which alone is set then, and may name its offset instead of a time.
+        """
         topic, group, time_ms = request.text("topic"), request.text("group"), request.integer("timestamp", bits=64)
         found = self._names.topic(topic)
         if found is None:
             return Answer(codes.SYSTEM_ERROR, f"[reset-offset] reset offset failed, no topic in this broker. topic={topic}")
+        only, offset = request.integer("queueId", -1), request.integer("offset", -1, bits=64)
+        refuse_if(f"queueId[{only}] is illegal, {topic} has {found.read_queue_nums}" if only >= found.read_queue_nums else "")
         refuse_if(group_fault(group) or self._offsets.why_not(group, is_of_tool=True), codes.NO_PERMISSION)
         members = self._members.consumers.get(group)
         committed = self._offsets.of_group(group).get(topic, {})
@@ -555,14 +560,20 @@ class Relays:
 
         def find() -> dict[int, int]:
             offsets = {}
-            for queue_id in range(found.read_queue_nums):
+            for queue_id in range(found.read_queue_nums) if only < 0 else (only,):
                 low, high = self._reader.queue_range(topic, queue_id, LEVEL)
+                if only >= 0 <= offset:
+                    refuse_if("" if low <= offset <= high else f"Target offset {offset} not in consume queue range [{low}-{high}]")
+                    offsets[queue_id] = offset
+                    continue
                 wanted = high if time_ms < 0 else self._reader.offset_by_time(topic, queue_id, time_ms, LEVEL)
                 at = committed.get(queue_id, low)
                 offsets[queue_id] = wanted if is_forced or wanted < at else at
             return offsets
 
         offsets = await self._executor.run(find)
+        if only >= 0:
+            await self._offsets.flush()  # rewrite() drops what waits, of the other queues too
         await self._offsets.rewrite(lambda table: set_offsets(self._reader.root, table, group_key(topic, group), offsets), group, topic)
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(

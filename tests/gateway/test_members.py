@@ -285,6 +285,33 @@ def test_a_connected_group_is_set_back_and_told_so(served, topic):
     assert told["offsetTable"][1] == {"brokerName": "broker-a", "offset": 0, "queueId": 1, "topic": topic}
 
 
+def test_a_tool_sets_back_the_queue_that_it_names_to_its_offset(served, topic):
+    """As RocketMQ 5's resetOffsetByQueue: a time beside it, and no `isForce`, count for nothing."""
+    client = served.broker()
+    heartbeat(client, "me", "onequeue", subscription(topic))
+    for queue_id in (0, 0, 0, 1):
+        client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, queue_id), b"x")
+    with pyengine.open_store(served.root) as store:
+        assert all(store.wait_for_message(topic, *at, timeout_s=30, level="committed") for at in ((0, 2), (1, 0)))
+    for queue_id, offset in ((0, 1), (1, 1)):
+        client.ask(codes.UPDATE_CONSUMER_OFFSET, {"topic": topic, "queueId": queue_id, "consumerGroup": "onequeue", "commitOffset": offset})
+
+    def set_back(queue_id, offset):
+        return served.broker().ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, {
+            "topic": topic, "group": "onequeue", "timestamp": 0, "queueId": queue_id, "offset": offset, "isForce": "false"})
+
+    def committed():
+        asked = {"topic": topic, "consumerGroup": "onequeue"}
+        return [client.ask(codes.QUERY_CONSUMER_OFFSET, asked | {"queueId": queue_id}).fields["offset"] for queue_id in (0, 1)]
+
+    answer = set_back(0, 2)
+    assert answer.code == codes.SUCCESS and answer.body.count(b'"queueId"') == 1 and answer.body.endswith(b"}:2}}")
+    assert client.wait_told(codes.RESET_CONSUMER_CLIENT_OFFSET).body == answer.body
+    assert committed() == ["2", "1"]
+    assert set_back(0, 9).code == set_back(99, 0).code == codes.SYSTEM_ERROR
+    assert set_back(0, -1).code == codes.SUCCESS and committed() == ["0", "1"], "to the time, then"
+
+
 def test_a_group_that_is_not_connected_is_left_to_the_tool(served, topic):
     ConsumerOffsets(served.root).commit(topic, "away", {1: 1})
     fields = {"topic": topic, "group": "away", "timestamp": 0, "isForce": "true"}
