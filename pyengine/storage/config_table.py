@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -48,11 +48,15 @@ class RowFormat(Generic[Row]):
     row: type[Row]
     names: Mapping[str, str]
     absent: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, Callable[[Any], Any]] = field(init=False)  # of those of these fields that have defaults
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", {each.name: type(each.default) for each in fields(self.row)
+                                           if each.name in self.names and each.default is not MISSING})
 
     def row_of(self, name: str, found: Mapping[str, Any]) -> Row:
         """Make a row from fields with RocketMQ's names; PARSE_ERRORS for values of another kind."""
-        kinds = {each.name: type(each.default) for each in fields(self.row) if each.name in self.names and each.default is not MISSING}
-        values = {ours: kind(found[self.names[ours]]) for ours, kind in kinds.items() if found.get(self.names[ours]) is not None}
+        values = {ours: kind(found[self.names[ours]]) for ours, kind in self.kinds.items() if found.get(self.names[ours]) is not None}
         more = {key: value for key, value in found.items() if key not in self.names.values()}
         return self.row(name, **{**self.absent, **values, "more": more})
 
@@ -111,15 +115,27 @@ class ConfigTable(Generic[Row]):
         self._format = row_format
         self._file = ConfigFile(StorePaths(root).config / row_format.name, row_format.decode)
         self.path = self._file.path
+        self._known: tuple[int, NamedRows[Row]] | None = None  # of an undamaged file: its stamp and content
+
+    @property
+    def _stamp(self) -> int:
+        """Return a number that differs when the file has changed; 0 if there is no file."""
+        return path_stamp(self.path)
 
     def read(self) -> NamedRows[Row]:
         """Return the rows by topic, of `.bak` if the file is damaged, which `problem` says then."""
-        return self._rows(self._file.read())
+        return self._rows(self._file.read)
 
-    def _rows(self, found: ReadConfig[NamedRows[Row]]) -> NamedRows[Row]:
-        if found.value is None:
-            return NamedRows({}, problem=found.problem, is_lost=bool(found.problem))
-        return replace(found.value, problem=found.problem)
+    def _rows(self, read: Callable[[], ReadConfig[NamedRows[Row]]]) -> NamedRows[Row]:
+        """Return the rows, which the caller may change; they are decoded once for each content of the file."""
+        stamp, known = self._stamp, self._known
+        if known is None or known[0] != stamp:
+            found = read()
+            if found.value is None:
+                return NamedRows({}, problem=found.problem, is_lost=bool(found.problem))
+            known = stamp, replace(found.value, problem=found.problem)
+            self._known = None if found.problem else known
+        return replace(known[1], rows=known[1].rows.copy(), deleted=known[1].deleted.copy())
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[NamedRows[Row]]:
@@ -133,7 +149,7 @@ class ConfigTable(Generic[Row]):
                 raise StoreBusyError(f"{self._root} is open in another program, which keeps {self.path.name} itself")
             if use is StoreUse.CLOSED:
                 require_known_format(self._root)
-            table = self._rows(self._file.read_to_change())
+            table = self._rows(self._file.read_to_change)
             before = [(name, row, row.more) for name, row in table.rows.items()]
             yield table
             if [(name, row, row.more) for name, row in table.rows.items()] != before:
@@ -189,11 +205,6 @@ class TopicConfigs(ConfigTable[TopicConfig]):
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(root, TOPICS_FORMAT)
-
-    @property
-    def _stamp(self) -> int:
-        """Return a number that differs when the file has changed; 0 if there is no file."""
-        return path_stamp(self.path)
 
     def create(self, config: TopicConfig) -> TopicConfig:
         """Enter a new topic, durably; UsageError if it has an entry."""

@@ -13,7 +13,7 @@ import pytest
 
 from broker_lock import held_by_a_broker
 from pyengine.errors import DiskError, StoreBusyError, UsageError
-from pyengine.formats.small_file import path_stamp, read_small_file
+from pyengine.formats.small_file import decode_config, path_stamp, read_small_file
 from pyengine.storage import config_table, durable_file
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.ofd_lock import SHARED, try_lock
@@ -279,6 +279,19 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
     with pytest.raises(DiskError, match=r"cannot open .*topics.json.lock"):
         topics.create(TopicConfig("new"))
     assert stat.S_IMODE(target.stat().st_mode) == 0o644
+
+
+def test_what_has_not_changed_is_decoded_once_and_what_others_have_changed_again(tmp_path, monkeypatch):
+    table, other = configs(tmp_path, ROCKETMQ), TopicConfigs(tmp_path)
+    decoded = []
+    monkeypatch.setattr("pyengine.storage.config_table.decode_config", lambda text: decoded.append(1) or decode_config(text))
+    table.read().rows.clear()
+    table.ensure(TopicConfig("orders"))
+    table.ensure(TopicConfig("new"))
+    assert len(decoded) == 1 and "orders" in other.read().rows
+    other.update("orders", perm=4)
+    table.update("new", perm=2)
+    assert {name: table.read().rows[name].perm for name in ("orders", "new")} == {"orders": 4, "new": 2}
 
 
 def refused(patch, number, times):
