@@ -47,6 +47,11 @@ def parse_subscription(text: str | None) -> TagFilter | None:
     """Parse `a || b`; None, empty or `*` means no filter. UsageError if a tag is empty, or the text is SQL."""
     if text is None or arguments.text(text, "tags") in ("", SUB_ALL):
         return None
+    return _tag_filter(text)
+
+
+@functools.lru_cache(maxsize=32)
+def _tag_filter(text: str) -> TagFilter:
     tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))
     if "" in tags:
         raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
