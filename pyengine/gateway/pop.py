@@ -442,7 +442,7 @@ class Pops:
             return False
         read = partial(self._read, topic, queue.queue_id, position, most, wanted)
         is_near = queue.last is not None and wanted.condition is None and self._positions.is_near_log_end(queue.last.physical_offset)
-        if not is_near and self._end_of(topic, queue.queue_id, self._pulls.dispatched()) == position:
+        if not is_near and self._end_of(topic, queue.queue_id) == position:
             return False
         found, records = read() if is_near else await self._executor.run(read)
         if found.status in _NOTHING_YET:
@@ -513,7 +513,7 @@ class Pops:
         return answer
 
     def _has_news(self, asked: Asked) -> bool:
-        shares, limit = self.shares.of_group(asked.group), self._pulls.dispatched()
+        shares = self.shares.of_group(asked.group)
         topics = [asked.topic] if asked.is_ordered else [asked.topic, RETRY_PREFIX + asked.group]
         for topic in topics:
             share = shares.get(topic)
@@ -522,15 +522,13 @@ class Pops:
             for queue in () if share is None else share.queues.values():
                 if topic == asked.topic and asked.queue_id not in (-1, queue.queue_id):
                     continue
-                if queue.may_have(asked.topic, self._end_of(topic, queue.queue_id, limit), is_ordered=asked.is_ordered):
+                if queue.may_have(asked.topic, self._end_of(topic, queue.queue_id), is_ordered=asked.is_ordered):
                     return True
         return False
 
-    def _end_of(self, topic: str, queue_id: int, limit: int) -> int:
-        """Return the end of a queue for clients, who see the log up to `limit`."""
+    def _end_of(self, topic: str, queue_id: int) -> int:
         try:
-            queue = self._reader._queue(topic, queue_id)
-            return 0 if queue is None else queue.max_offset(limit)
+            return self._pulls.end_of(topic, queue_id)
         except (EngineError, OSError):
             return 0
 

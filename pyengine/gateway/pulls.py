@@ -26,7 +26,7 @@ from pyengine.gateway.members import BROADCASTING, Members, Subscription, asked_
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
 from pyengine.gateway.tasks import Tasks
-from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.live_reader import LiveStoreReader, Look
 from pyengine.results import GetRecords, GetStatus
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup
 
@@ -35,6 +35,7 @@ SUSPEND_MS_MAX = 120_000
 PULLING_S = 30.0          # after a pull, and while it is held, its group counts as one that pulls, if its client is connected
 TICK_S = 0.2              # precision of the end of a held pull
 ANSWER_SLICE_S = 0.05     # of one turn of the loop, for held pulls
+ENDS_MAX = 20_000         # of queues that are remembered: about 10 MB
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
     GetStatus.MESSAGE_WAS_REMOVING: codes.PULL_RETRY_IMMEDIATELY,
@@ -147,6 +148,7 @@ class Pulls:
         self.positions = positions
         self._executor = executor
         self._held: dict[tuple[str, int], list[Pull]] = {}
+        self._ends: dict[tuple[str, int], tuple[Look, int]] = {}  # of queues, as long as nothing comes after the look
         self._pulled: dict[str, WeakKeyDictionary[Connection, float]] = {}  # by group, until when its clients count as ones that pull
         self.why_not: Callable[[str], str] = lambda group: ""  # why a group may not pull now
         self._tasks = Tasks()
@@ -303,7 +305,7 @@ class Pulls:
         pull.until_s = time.monotonic() + suspend_s
         self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
         self.arrivals.stir()
-        self._answer_queue((pull.topic, pull.queue_id), self.dispatched())  # for messages that were dispatched after the read
+        self._answer_queue((pull.topic, pull.queue_id))  # for messages that were dispatched after the read
 
     def _set_held(self, key: tuple[str, int], pulls: list[Pull]) -> None:
         if pulls:
@@ -313,25 +315,34 @@ class Pulls:
 
     def _check(self) -> Iterator[None]:
         """Answer the held pulls with messages and those whose time is over, a queue at a time; forget those of connections that ended."""
-        limit = self.dispatched()
         for key in list(self._held):
             yield
-            self._answer_queue(key, limit)
+            self._answer_queue(key)
 
-    def dispatched(self) -> int:
-        """Return the end of the log as clients see it in queues."""
+    def end_of(self, topic: str, queue_id: int) -> int:
+        """Return the end of a queue as clients see it; its files are looked at only if messages may have come for it."""
+        known = self._ends.get((topic, queue_id))
+        if known is not None and not self._reader._has_arrived(known[0]):
+            return known[1]
+        look = self._reader._look(topic, queue_id, LEVEL)
         try:
-            return self._reader.dispatched_offset(LEVEL)
+            limit = self._reader.dispatched_offset(LEVEL)
         except (EngineError, OSError):
             return 0  # the store is being recovered: there is nothing new
+        queue = self._reader._queue(topic, queue_id)
+        end = 0 if queue is None else queue.max_offset(limit)
+        if look is not None:
+            if len(self._ends) >= ENDS_MAX:
+                self._ends.clear()
+            self._ends[topic, queue_id] = look, end
+        return end
 
-    def _answer_queue(self, key: tuple[str, int], limit: int) -> None:
+    def _answer_queue(self, key: tuple[str, int]) -> None:
         """Answer the held pulls of one queue; an error ends these only."""
         now_s = time.monotonic()
         pulls = [pull for pull in self._held.get(key, ()) if pull.request.is_open]
         try:
-            queue = self._reader._queue(*key)
-            end = 0 if queue is None else queue.max_offset(limit)
+            end = self.end_of(*key)
             left = [pull for pull in pulls if (end <= pull.offset and now_s < pull.until_s) or not self._finish(pull, now_s)]
         except Exception as error:  # noqa: BLE001 - the other queues' pulls are answered all the same
             left = []

@@ -823,7 +823,7 @@ def pops(tmp_path):
         recent_topic=lambda name: made.config, recent_topics=dict, why_no_commit="")
     positions = SimpleNamespace(record=lambda message: b"record", is_near_log_end=lambda offset: True)
     pulls = SimpleNamespace(positions=positions, count_gets=lambda topic, group, number: None, is_pulling=lambda group: False,
-                            dispatched=lambda: made.reader.dispatched_offset(None),
+                            end_of=lambda topic, queue_id: len(made.reader.log),
                             arrivals=SimpleNamespace(serve=lambda check, holds: None, stir=lambda: None))
     offsets = SimpleNamespace(when_rewritten=[], has_room=True, flush=lambda: asyncio.sleep(0))
     executor = TurnExecutor(1, "test")

@@ -189,6 +189,9 @@ class FailingReader:
         self.fails = {"queue": OSError(errno.EMFILE, "Too many open files"), "read": RecursionError("too deep"),
                       "busy": StoreBusyError("it is being recovered")}
 
+    def _look(self, *_):
+        return None
+
     def _arrivals(self):
         raise StoreBusyError("it is being recovered")
 
@@ -408,6 +411,37 @@ def test_a_slave_keeps_nothing_of_the_groups_that_pull():
         return pulls.is_pulling("invented"), len(pulls._pulled)
 
     assert pull(False) == (True, 1) and pull(True) == (False, 0)
+
+
+def test_held_pulls_are_looked_at_again_only_where_messages_may_have_come():
+    """With hundreds of queues the looks at all of them for each message took longer than its delivery."""
+    looked, arrived, answers = [], set(), []
+
+    class Reader(FailingReader):
+        def _look(self, topic, queue_id, level):
+            return queue_id
+
+        def _has_arrived(self, look):
+            return look in arrived
+
+        def _queue(self, topic, queue_id):
+            looked.append(queue_id)
+            return super()._queue(topic, queue_id)
+
+    async def whole():
+        reader = Reader()
+        pulls = Pulls(reader, OF_MASTER, None, None, None)
+        for queue_id in range(10):
+            hold(pulls, Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0))
+        assert looked == list(range(10))
+        await pulls.arrivals.check()
+        assert looked == list(range(10)) and not answers
+        reader.has_messages = True
+        arrived.update((3, 7))
+        await pulls.arrivals.check()
+        assert looked[10:] == [3, 7] and len(answers) == 2 and pulls.held == 8
+
+    asyncio.run(whole())
 
 
 def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
