@@ -412,30 +412,50 @@ def _checked(handler: object, concurrency: int, options: ConsumeOptions, *, is_a
     return given, Patience(arguments.number(given.pop("timeout_s", CONNECT_TIMEOUT_S), "timeout_s"))
 
 
+_stops: list[Callable[[], object]] = []  # of the calls in the main thread
+_before: dict[int, Any] = {}             # the program's handlers of the signals, while there are calls and no signal has come
+_passed: list[int] = []                  # signals that go to the program's handler after the last call
+
+
 @contextlib.contextmanager
 def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at the first SIGTERM or SIGINT inside the block; in the main thread only."""
+    """Call `stop` at the first SIGTERM or SIGINT inside the block; in the main thread only.
+
+    The signal ends the other blocks too. After the last one it goes to the handler that the program had: a server ends as well.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {}
-
-    def restore() -> None:
-        for number, usual in before.items():
-            signal.signal(number, usual)
-        before.clear()
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        restore()
-        stop()
-
+    _stops.append(stop)
     try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.getsignal(number)
-            signal.signal(number, asked)
+        for number in (signal.SIGTERM, signal.SIGINT) if len(_stops) == 1 else ():
+            _before[number] = signal.getsignal(number)
+            signal.signal(number, _asked)
         yield
     finally:
-        restore()
+        _stops.remove(stop)
+        if not _stops:
+            _restore()
+            while _passed:
+                signal.raise_signal(_passed.pop())
+
+
+def _restore() -> None:
+    for number, usual in _before.items():
+        if signal.getsignal(number) is _asked:
+            signal.signal(number, usual)
+    _before.clear()
+
+
+def _asked(number: int, frame: FrameType | None) -> None:
+    usual = _before.get(number)
+    _restore()
+    # asyncio.run() would cancel the program at SIGINT, with the handlers that the end waits for
+    is_of_loop = isinstance(usual, partial) and isinstance(getattr(usual.func, "__self__", None), asyncio.Runner)
+    if callable(usual) and usual is not signal.default_int_handler and not is_of_loop:
+        _passed.append(number)
+    for stop in [*_stops]:
+        stop()
 
 
 # ---- for brokers of task libraries, whose queues are topics with a group of the same name ----

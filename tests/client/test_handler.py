@@ -313,6 +313,38 @@ def test_a_signal_that_comes_while_the_call_begins_to_wait_ends_it(tmp_path):
     pyengine.run_consumer(tmp_path / "store", "T", "G", print, stop=Stop(), timeout_s=60)
 
 
+def test_a_signal_ends_all_consumers_and_goes_to_the_program_s_handler_after_the_last(engine, names, request):
+    topic, group = names
+    put(engine, topic, 1)
+    put(engine, topic + "-2", 1)
+    ended, came = [], []
+    usual = signal.signal(signal.SIGTERM, lambda *_: came.append([*ended]))
+    request.addfinalizer(lambda: signal.signal(signal.SIGTERM, usual))
+    own = signal.getsignal(signal.SIGTERM)
+
+    async def consume(of, handle, stop=None):
+        await pyengine.run_consumer_async(engine.path, of, group, handle, stop=stop)
+        ended.append(of)
+
+    async def main():
+        stop, both = asyncio.Event(), asyncio.Barrier(2)
+
+        async def handle(message):
+            await both.wait()
+            if message.topic == topic:
+                signal.raise_signal(signal.SIGTERM)
+
+        first = asyncio.create_task(consume("none", handle, stop))
+        second = asyncio.gather(consume(topic, handle), consume(topic + "-2", handle))
+        stop.set()  # of the one that has caught the signal first
+        await asyncio.wait_for(asyncio.gather(first, second), scaled_timeout_s(60))
+
+    asyncio.run(main())
+    assert sorted(ended) == sorted(["none", topic, topic + "-2"]) and came == [ended[:-1]]  # within the last call
+    assert signal.getsignal(signal.SIGTERM) is own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert lag(engine, topic, group) == lag(engine, topic + "-2", group) == 0
+
+
 def test_wrong_arguments_are_refused(engine):
     async def coroutine(message):
         pass
