@@ -198,6 +198,8 @@ def _handle(consumer: Consumer, handler: Callable[[Message], object], delays: _D
                 if inspect.iscoroutine(result):
                     result.close()
                 raise UsageError("the handler returns an awaitable: use run_consumer_async")
+            if inspect.isgenerator(result) or inspect.isasyncgen(result):
+                raise UsageError("the handler returns a generator, which has not run: leave yield out")
             consumer.ack(message)
             return
         if _is_given_back(consumer, message, *failure) or stopping.wait(HANDLE_AGAIN_S):
@@ -402,6 +404,8 @@ def _checked(handler: object, concurrency: int, options: ConsumeOptions, *, is_a
         raise TypeError(f"handler must be callable, not {type(handler).__name__}")
     if not is_async and inspect.iscoroutinefunction(handler):
         raise UsageError("the handler is a coroutine function: use run_consumer_async")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise UsageError("the handler is a generator function, which a call does not run: leave yield out")
     if arguments.integer(concurrency, "concurrency") < 1:
         raise UsageError(f"concurrency is {concurrency}; give at least 1")
     others = {name: value for name, value in options.items() if name not in inspect.signature(consume).parameters}

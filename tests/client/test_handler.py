@@ -345,6 +345,25 @@ def test_a_signal_ends_all_consumers_and_goes_to_the_program_s_handler_after_the
     assert lag(engine, topic, group) == lag(engine, topic + "-2", group) == 0
 
 
+def test_a_generator_as_a_handler_is_refused_before_a_message_is_acknowledged(engine, names):
+    put(engine, names[0], 1)
+
+    def generator(message):
+        yield
+
+    async def generator_async(message):
+        yield
+
+    for wrong in (generator, generator_async):
+        with pytest.raises(UsageError, match="generator function"):
+            pyengine.run_consumer(engine.path, *names, wrong)
+        with pytest.raises(UsageError, match="generator function"):
+            asyncio.run(pyengine.run_consumer_async(engine.path, *names, wrong))
+        with pytest.raises(UsageError, match="returns a generator"):
+            pyengine.run_consumer(engine.path, *names, lambda message, wrong=wrong: wrong(message))
+    assert lag(engine, *names) == 1
+
+
 def test_wrong_arguments_are_refused(engine):
     async def coroutine(message):
         pass
