@@ -146,14 +146,16 @@ class LoopPuts:
     def take(self, timeout_ns: int = 0) -> None:
         """Call the functions of the futures that are over, in order, and of those that are answered within the time."""
         deadline_ns = monotonic_ns() + timeout_ns
-        while self._open:
-            future, then = self._open[0]
-            if not future._wait(0 if future._waits else max(0, deadline_ns - monotonic_ns())):
-                break
-            self._open.popleft()
-            then(future)
-        if not self._is_asking:
-            self._ask()
+        try:
+            while self._open:
+                future, then = self._open[0]
+                if not future._wait(0 if future._waits else max(0, deadline_ns - monotonic_ns())):
+                    break
+                self._open.popleft()
+                then(future)
+        finally:  # also after an exception of a signal handler
+            if not self._is_asking:
+                self._ask()
 
     def _ask(self) -> None:
         """Let the answers' thread wake the loop when the first future is over."""
@@ -315,7 +317,9 @@ class PendingPuts(_OrderedThread):
             remove_object(context.side)
         try:
             return outcome(self._session, code, answer, context, self._flush_timeout_s)
-        except Exception as error:  # noqa: BLE001 - a future must never be left hanging
+        except Exception as error:
+            if threading.current_thread() is threading.main_thread():  # of a signal handler: who asks gets it, and may ask again
+                raise
             return unknown_outcome(context, repr(error))
 
     def look(self) -> None:

@@ -595,6 +595,27 @@ def interrupting():
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.parametrize("way", [
+    lambda producer: producer.put_many("T", [b"x"]),
+    lambda producer: producer.put_many_async("T", [b"x"]).result(),
+    lambda producer: producer.put_batch("T", [b"x"]),
+    lambda producer: producer.put("T", b"x", keys="k"),
+], ids=["put_many", "put_many_async", "put_batch", "put"])
+def test_an_exception_of_a_signal_handler_is_not_an_unknown_outcome(parts, way):
+    with parts.producer() as producer, interrupting() as calls:
+        def profile(frame, event, _):
+            if event == "call" and frame.f_code.co_name == "_result":
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGALRM)
+
+        sys.setprofile(profile)
+        try:
+            with contextlib.suppress(_Interrupt):  # one message may need no result made in Python
+                assert way(producer).ok and not calls
+        finally:
+            sys.setprofile(None)
+
+
 @pytest.mark.parametrize("size", [10, 50_000], ids=["small", "beside the ring"])
 @pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
 def test_an_exception_of_a_signal_handler_ends_a_put_at_once(make_parts, ring, size):
