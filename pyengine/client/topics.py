@@ -191,15 +191,23 @@ def _json(kind: Any) -> Codec:
     def encode(value: Any) -> bytes:
         def plain(part: Any) -> Any:
             if part is value and dataclasses.is_dataclass(part) and not isinstance(part, type):
-                return {each.name: getattr(part, each.name) for each in dataclasses.fields(part)}
+                return {each.name: getattr(part, each.name) for each in dataclasses.fields(part) if each.init}
             inside = "" if part is value else f" inside of {type(value).__name__}"  # a dataclass there would be read back as a dict
             raise TypeError(f"the codec 'json' cannot write {type(part).__name__}{inside}: use 'msgspec' or 'pydantic', or a Codec of "
                             "your own")
 
+        if origin is float and isinstance(value, bool):
+            raise TypeError("the codec 'json' writes bool as no number: give a float")
         try:
-            return json.dumps(value, default=plain, allow_nan=False).encode()
+            body = json.dumps(value, default=plain, allow_nan=False)
         except ValueError as error:  # NaN, which other readers of JSON refuse
             raise UsageError(f"the codec 'json' cannot write the value: {error}") from None
+        if dataclasses.is_dataclass(origin):
+            value = decode(body.encode())  # TypeError for fields of a subclass; an InitVar may make another value
+            if json.dumps(value, default=plain) != body:
+                raise TypeError(f"the codec 'json' reads another value of {type(value).__name__}: use 'msgspec' or 'pydantic', or a Codec "
+                                "of your own")
+        return body.encode()
 
     return _Functions(encode, decode)
 
@@ -215,7 +223,24 @@ def _msgspec(kind: Any) -> Codec:
 
 def _pydantic(kind: Any) -> Codec:
     adapter = import_module("pydantic").TypeAdapter(kind)
-    return _Functions(adapter.dump_json, adapter.validate_json)
+
+    def encode(value: Any) -> bytes:
+        readable, reason = b"", "it reads another value"
+        for by_alias in (True, False):  # names may have an alias for reading, for writing, or for both
+            body: bytes = adapter.dump_json(value, by_alias=by_alias, round_trip=True)
+            try:
+                read = adapter.validate_json(body)
+            except ValueError as error:
+                reason = str(error)
+                continue
+            if read == value:
+                return body
+            readable = readable or body
+        if not readable or b'"**********"' in readable:  # as a SecretStr is written
+            raise TypeError(f"the codec 'pydantic' cannot read what it writes of {type(value).__name__}: {reason}")
+        return readable  # without what a model excludes, or of a type whose values are not compared
+
+    return _Functions(encode, adapter.validate_json)
 
 
 def _classes(kind: Any) -> tuple[type, ...]:

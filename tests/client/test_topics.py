@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Generic, Literal, NewType, TypedDict, TypeVar
 
@@ -232,6 +232,61 @@ def test_what_an_annotation_allows_is_put(undelayed, names, kind, value, codec):
 def test_the_codec_json_names_what_it_cannot_write_and_read_back(undelayed, names, kind, value, error, says):
     with undelayed.connect() as producer, pytest.raises(error, match=f"^the codec 'json' {says}"):
         pyengine.Topic(names[0], kind).put(producer, value)
+
+
+@dataclass
+class Base:
+    a: int
+
+
+@dataclass
+class More(Base):
+    b: int = 1
+
+
+@dataclass
+class Summed:
+    a: int
+    total: int = field(init=False)
+
+    def __post_init__(self):
+        self.total = self.a + 1
+
+
+@dataclass
+class Scaled:
+    a: int
+    scale: InitVar[int] = 2
+
+    def __post_init__(self, scale):
+        self.a *= scale
+
+
+@pytest.mark.parametrize(("kind", "value"), [(Base, More(1)), (Scaled, Scaled(1)), (float, True)])
+def test_the_codec_json_puts_no_value_that_it_reads_otherwise(undelayed, names, kind, value):
+    with undelayed.connect() as producer, pytest.raises(TypeError):
+        pyengine.Topic(names[0], kind).put(producer, value)
+
+
+def test_the_codec_json_makes_fields_again_that_are_made_from_others():
+    codec = pyengine.Topic("T", Summed).codec
+    assert codec.decode(codec.encode(Summed(1))) == Summed(1)
+
+
+def test_the_codec_pydantic_writes_what_it_reads():
+    pydantic = pytest.importorskip("pydantic")
+
+    def model(name, kind=int, **options):
+        return pydantic.create_model(name, x=(kind, pydantic.Field(**options)))
+
+    for made, value in ((model("Alias", alias="y"), {"y": 1}), (model("Optional", alias="y", default=0), {"y": 1}),
+                        (model("Written", serialization_alias="z", default=0), {"x": 1}), (model("Json", pydantic.Json), {"x": "[1]"})):
+        codec = pyengine.Topic("T", made, codec="pydantic").codec
+        assert codec.decode(codec.encode(made(**value))) == made(**value)
+    for made, value in ((model("Secret", pydantic.SecretStr), {"x": "s"}), (model("Infinite", float), {"x": float("inf")}),
+                        (model("Read", validation_alias="v"), {"v": 1})):
+        with pytest.raises(TypeError, match="cannot read what it writes"):
+            pyengine.Topic("T", made, codec="pydantic").codec.encode(made(**value))
 
 
 def test_a_body_with_nan_is_no_json():
