@@ -7,15 +7,19 @@ import itertools
 import multiprocessing
 import pickle
 import random
+import subprocess
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 import pyengine
+from fix_cli import environment
 from fix_golden import CLEAN, usual
 from fix_store_builder import START_MS, StoreBuilder
 from pyengine.errors import UsageError
+from waiting import scaled_timeout_s
 
 pa = pytest.importorskip("pyarrow")
 from pyarrow import compute as pc  # noqa: E402
@@ -129,6 +133,23 @@ def test_duckdb_and_polars_read_it_as_often_as_they_like(builder):
     assert duckdb.sql("SELECT count(*) FROM log").fetchall() == [(table.num_rows + 1,)]
     assert lazy.collect().height == table.num_rows + 1
     assert len(log.to_table(["size"]).to_pandas()) == table.num_rows + 1
+
+
+LIMITED = """
+import itertools, sys
+import pyengine
+from pyengine.storage.store_reader import StoreReader
+narrowed = StoreReader._scan_narrowed
+StoreReader._scan_narrowed = lambda *a: (batch for first in narrowed(*a) for batch in itertools.repeat(first, 10**6))
+log = pyengine.arrow.dataset(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("query", ["log.head(1)", "next(iter(log.to_batches()))", "kept = iter(log.to_batches()); next(kept)"])
+def test_a_program_ends_in_order_while_arrow_reads_on_after_its_last_query(builder, query):
+    for _ in range(3):
+        program = [sys.executable, "-c", LIMITED + query, str(builder.root)]
+        subprocess.run(program, env=environment(), timeout=scaled_timeout_s(90), check=True)
 
 
 def rows_of(split: Any) -> list[int]:

@@ -8,8 +8,13 @@ bytes; a value is null only if the property is absent.
 
 from __future__ import annotations
 
+import atexit
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyarrow import compute
@@ -55,7 +60,50 @@ def schema(columns: Sequence[str] | None = None) -> pa.Schema:
 
 def stream(columns: Sequence[str] | None, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatchReader:
     """Return batches of these columns (default: all) as one Arrow stream."""
-    return pa.RecordBatchReader.from_batches(schema(columns), batches)
+    return pa.RecordBatchReader.from_batches(schema(columns), _Batches(batches))
+
+
+class _Batches:
+    """The batches of a stream, until Python ends.
+
+    Arrow's threads read ahead of a query, and a thread that is in Python, or comes there, when its interpreter ends aborts the process.
+    """
+
+    PATIENCE_S = 1.0  # longest wait at the end for the threads of a query that is over; one that the program keeps may have none
+    _open: ClassVar[WeakSet[_Batches]] = WeakSet()
+    _threads: ClassVar[set[int]] = set()  # those that are not Python's
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+        self._is_ahead = self._is_over = False
+        self._open.add(self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        thread = threading.get_ident()
+        if all(thread != each.ident for each in threading.enumerate()):
+            self._threads.add(thread)
+            self._is_ahead = True
+            if self._is_over:
+                raise StopIteration
+        return next(self._batches)
+
+    @classmethod
+    def end(cls) -> None:
+        """Let each stream end, and wait until no thread reads one."""
+        each: _Batches | None
+        for each in cls._open:
+            each._is_over = True
+        each = None  # which would keep the last one
+        deadline_s = time.monotonic() + cls.PATIENCE_S
+        while (not cls._threads.isdisjoint(sys._current_frames())
+               or any(each._is_ahead for each in cls._open) and time.monotonic() < deadline_s):
+            time.sleep(0.001)
+
+
+atexit.register(_Batches.end)
 
 
 class LogScanner:
