@@ -172,8 +172,10 @@ class OpenSession(Closing):
             self.lock_descriptor = -1
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the object is incomplete, or the interpreter is ending
+        try:
             self.close()
+        except Exception:  # noqa: BLE001 - the object is incomplete, or the interpreter is ending, and contextlib is gone
+            pass
 
 
 def open_session(root: str | os.PathLike[str], ring_bytes: int | None = None,
