@@ -524,6 +524,12 @@ def is_wait_store_ok(properties: Mapping[str, str]) -> bool:
 
 _INT_MIN = -0x80000000
 _HASH_MAP_BUCKETS_MIN = 16
+_UP_TO_BLANK = "".join(map(chr, range(0x21)))
+
+
+def java_trim(text: str) -> str:
+    """Return `String.trim`: characters above U+0020 remain, also those that are blanks in Python."""
+    return text.strip(_UP_TO_BLANK)
 
 
 def string_hash(text: str) -> int:

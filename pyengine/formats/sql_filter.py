@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 from pyengine.errors import UsageError
+from pyengine.formats.record import java_trim
 
 TEXT_MAX_CHARS = 64 * 1024
 VALUES_MAX = 4096  # outside of IN: a comparison takes a KB
@@ -444,7 +445,7 @@ def _java_integer(text: str, low: int, high: int) -> int:
 
 @functools.lru_cache(maxsize=16)
 def _java_double(text: str) -> float:
-    text = text.strip("".join(map(chr, range(33))))
+    text = java_trim(text)
     if not _JAVA_DOUBLE.fullmatch(text):
         raise _NoAnswerError
     digits = text if text[-1:] in "yN" else text.rstrip("fFdD") if "x" not in text.lower() else re.sub(r"[fFdD]$", "", text)

@@ -19,7 +19,7 @@ from typing import Any
 from pyengine.client.consumer_groups import set_offsets
 from pyengine.client.group_session import allocate_averagely
 from pyengine.errors import FormatError, UsageError
-from pyengine.formats.record import decode_message_id, string_hash
+from pyengine.formats.record import decode_message_id, java_trim, string_hash
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
@@ -38,7 +38,7 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.durable_file import RunningClock
-from pyengine.storage.message_getter import parse_condition
+from pyengine.storage.message_getter import Wanted, filter_by_tags, parse_condition
 
 PULL, POP = "PULL", "POP"
 EXPIRED_S = 120.0        # without a heartbeat
@@ -72,14 +72,10 @@ class Subscription:
     tags: tuple[str, ...] = ()
 
     @property
-    def tag_filter(self) -> str | None:
-        """The wanted tags for a reader, None for all."""
-        return " || ".join(self.tags) or None
-
-    @property
-    def condition(self) -> str | None:
-        """The SQL92 condition on the properties, None for a subscription by tags."""
-        return self.text if self.expression_type == SQL else None
+    def wanted(self) -> Wanted:
+        """The filter of a get. UsageError for a wrong SQL92 condition."""
+        return Wanted(filter_by_tags(self.tags) if self.tags else None,
+                      parse_condition(self.text) if self.expression_type == SQL else None)
 
     def fields(self) -> dict[str, Any]:
         return {"classFilterMode": False, "codeSet": [string_hash(tag) for tag in self.tags], "expressionType": self.expression_type,
@@ -91,7 +87,7 @@ def subscription_of(topic: str, text: str | None, version: int, expression_type:
     kind = expression_type or TAG
     if text is None or text in ("", "*") or kind != TAG:
         return Subscription(topic, text or "*", version, kind)
-    tags = tuple(dict.fromkeys(tag.strip() for tag in text.split("||") if tag.strip()))
+    tags = tuple(dict.fromkeys(trimmed for tag in text.split("||") if (trimmed := java_trim(tag))))
     if not tags:
         raise WireError("subString split error")
     return Subscription(topic, text, version, kind, tags)

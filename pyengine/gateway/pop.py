@@ -784,7 +784,7 @@ def _filter(request: Request, topic: str) -> Wanted:
     text, kind = request.frame.fields.get("exp"), request.frame.fields.get("expType")
     found = asked_subscription(topic, text, kind)
     check_expression(kind, text)
-    return Wanted.of(found.tag_filter, found.condition)
+    return found.wanted
 
 
 def _require_right(request: Request, lease: Lease, topic: str) -> None:

@@ -190,7 +190,7 @@ class Pulls:
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
         if flags & COMMIT_FLAG and not self._names.is_of_slave:
             self.positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
-        result = None if found.condition is not None else self._near(pull)
+        result = None if found.wanted.condition is not None else self._near(pull)
         return self._pull_far(pull, flags) if result is None else self._answer_or_hold(pull, flags, result)
 
     async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
@@ -231,13 +231,14 @@ class Pulls:
 
     def _near(self, pull: Pull, near_bytes: int | None = None) -> GetRecords | None:
         """Return the messages of a pull without a condition; None if they are not near the log's end."""
-        return self._reader._get_records(pull.topic, pull.queue_id, pull.offset, pull.most, pull.subscription.tag_filter, LEVEL, near_bytes)
+        wanted = pull.subscription.wanted
+        return self._reader._get_records(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tags, LEVEL, near_bytes)
 
     def _get_now(self, pull: Pull) -> GetRecords:
-        wanted = pull.subscription
+        wanted = pull.subscription.wanted
         if wanted.condition is None and (near := self._near(pull, INT64_MAX)) is not None:
             return near
-        found = self._reader.get_message(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tag_filter, LEVEL, wanted.condition)
+        found = self._reader._fetch(pull.topic, pull.queue_id, pull.offset, pull.most, wanted, LEVEL)
         records = b"".join(map(self.positions.record, found.messages)) if found.messages else b""
         return GetRecords(found.status, records, len(found.messages), found.next_begin_offset, found.min_offset, found.max_offset)
 
@@ -354,7 +355,7 @@ class Pulls:
         """Answer a held pull; return False if it stays held, also while another thread reads for it."""
         if pull.is_being_read:
             return False
-        if pull.subscription.condition is None and not pull.request.connection.is_full:
+        if pull.subscription.wanted.condition is None and not pull.request.connection.is_full:
             return self._try(pull, now_s, lambda: self._get_now(pull))
         pull.is_being_read = True
         self._tasks.begin(self._finish_later(pull))

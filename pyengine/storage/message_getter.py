@@ -24,7 +24,7 @@ from pyengine.engine_config import EngineConfig
 from pyengine.errors import UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import belongs_to
-from pyengine.formats.record import I64, Message, decode_host, string_hash
+from pyengine.formats.record import I64, Message, decode_host, java_trim, string_hash
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import GetRecords, GetResult, GetStatus
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries
@@ -33,7 +33,7 @@ from pyengine.storage.mapped_file import MappedFileQueue
 use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
-_SQL_CHARACTERS = re.compile(r"""[\s=<>()'"]""")
+_SQL_CHARACTERS = re.compile(r"""[\s=<>()'"]""", re.ASCII)
 
 
 class TagFilter(NamedTuple):
@@ -41,6 +41,12 @@ class TagFilter(NamedTuple):
 
     tags: frozenset[str]
     codes: bytes
+
+
+@functools.lru_cache(maxsize=32)
+def filter_by_tags(tags: tuple[str, ...]) -> TagFilter:
+    """Return the filter for messages with one of these different tags."""
+    return TagFilter(frozenset(tags), struct.pack(f"={len(tags)}i", *map(string_hash, tags)))
 
 
 def parse_subscription(text: str | None) -> TagFilter | None:
@@ -52,12 +58,12 @@ def parse_subscription(text: str | None) -> TagFilter | None:
 
 @functools.lru_cache(maxsize=32)
 def _tag_filter(text: str) -> TagFilter:
-    tags = frozenset(piece.strip() for piece in text.split(TAG_SEPARATOR))
+    tags = frozenset(java_trim(piece) for piece in text.split(TAG_SEPARATOR))
     if "" in tags:
         raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
     if any(map(_SQL_CHARACTERS.search, tags)):
         raise UsageError(f"{text!r} is not a list of tags: write tags like 'a || b'; an SQL92 condition, also one on TAGS, goes into sql")
-    return TagFilter(tags, struct.pack(f"={len(tags)}i", *map(string_hash, tags)))
+    return filter_by_tags(tuple(tags))
 
 
 @functools.lru_cache(maxsize=64)

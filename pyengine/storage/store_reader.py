@@ -39,7 +39,7 @@ from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, log_range, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
 from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, folder_names, is_plain_file
-from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, Wanted, parse_subscription
+from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, TagFilter, Wanted
 from pyengine.storage.read_level import FilesWatermark, StoreUse, Watermark, store_use
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
             raise UsageError(f"max_messages is {max_messages}; ask for at least one")
         return self._fetch(topic, queue_id, offset, min(max_messages, INT32_MAX), Wanted.of(tags, sql), level)
 
-    def _get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tags: str | None,
+    def _get_records(self, topic: str, queue_id: int, offset: int, max_messages: int, tag_filter: TagFilter | None,
                     level: Level | None, near_bytes: int | None) -> GetRecords | None:
         """Like get_message(), with the records as they are in the log, for a gateway; None if the caller must use get_message().
 
@@ -261,7 +261,7 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         if entries is None:
             result: GetRecords | None = GetRecords(GetStatus.NO_MESSAGE_IN_QUEUE)
         else:
-            result = self.getter.records(entries, offset, min(max_messages, INT32_MAX), parse_subscription(tags), near_bytes)
+            result = self.getter.records(entries, offset, min(max_messages, INT32_MAX), tag_filter, near_bytes)
         if result is not None:
             self._gets.count(result, time.perf_counter_ns() - began_ns)
         return result

@@ -108,6 +108,15 @@ def test_tags_and_conditions_choose_messages(served, topic):
     assert client.ask(codes.PULL_MESSAGE, bad).code == codes.SUBSCRIPTION_PARSE_FAILED
 
 
+@pytest.mark.parametrize("tag", ["red\u3000", "red\u00a0", "\u2003red", "red\x85", "my red", "red=(1)"])
+def test_a_subscription_to_a_tag_that_rocketmq_can_send_gets_its_messages_alone(served, topic, tag):
+    client = served.broker()
+    put(client, topic, b"other", properties="TAGS\x01red")
+    put(client, topic, b"wanted", properties=f"TAGS\x01{tag}")
+    wait_for(served, topic, 2)
+    assert bodies_of(client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 1, subscription=f" {tag}\x1c|| ||"))) == [b"wanted"]
+
+
 def test_a_pull_without_a_subscription_goes_by_its_groups_heartbeat(served, topic):
     client = served.broker()
     put(client, topic, b"a", properties="TAGS\x01a")
@@ -279,7 +288,7 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
     answers, threads, statuses = [], set(), [GetStatus.NO_MATCHED_MESSAGE, GetStatus.FOUND]
 
     class Reader(FailingReader):
-        def get_message(self, *_):
+        def _fetch(self, *_):
             threads.add(threading.current_thread())
             return GetResult(statuses.pop(0), next_begin_offset=0)
 
@@ -318,7 +327,7 @@ def test_pulls_that_threads_read_for_wait_until_their_client_reads():
         return SubscriptionGroup(name)
 
     class Reader(FailingReader):
-        def get_message(self, *_):
+        def _fetch(self, *_):
             read.append(threading.current_thread())
             return GetResult(GetStatus.FOUND, next_begin_offset=1)
 

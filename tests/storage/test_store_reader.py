@@ -151,6 +151,16 @@ def test_tags_are_a_subscription(builder):
             store.get_message("T", 0, 0, tags=" || ")
 
 
+def test_tags_are_trimmed_as_rocketmq_trims_them(builder):
+    """Java's trim() takes the characters up to U+0020 alone."""
+    sent = ["red\u3000", "red\u00a0", "\u2003red", "red\u0085", "red"]
+    for tag in sent:
+        builder.put("T", b"x", tags=tag)
+    with StoreReader(builder.root) as store:
+        for tag in sent:
+            assert [message.tags for message in store.get_message("T", 0, 0, tags=f"\0\x1c {tag}\x1f\t").messages] == [tag]
+
+
 def test_a_get_without_a_match_moves_the_next_offset_on(builder):
     put_all(builder, 10, tags="a")
     with StoreReader(builder.root) as store:
