@@ -73,9 +73,9 @@ class Subscription:
 
     @property
     def wanted(self) -> Wanted:
-        """The filter of a get. UsageError for a wrong SQL92 condition."""
+        """The filter of a get. UsageError for a wrong SQL92 condition; RocketMQ ignores what follows a whole one."""
         return Wanted(filter_by_tags(self.tags) if self.tags else None,
-                      parse_condition(self.text) if self.expression_type == SQL else None)
+                      parse_condition(self.text, ignores_rest=True) if self.expression_type == SQL else None)
 
     def fields(self) -> dict[str, Any]:
         return {"classFilterMode": False, "codeSet": [string_hash(tag) for tag in self.tags], "expressionType": self.expression_type,
@@ -110,7 +110,7 @@ def check_expression(kind: object, text: object) -> None:
     if kind != SQL or not isinstance(text, str | None):
         raise RequestRefusedError(codes.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}")
     try:
-        parse_condition(text)
+        parse_condition(text, ignores_rest=True)
     except (UsageError, RecursionError) as error:
         raise RequestRefusedError(codes.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
 

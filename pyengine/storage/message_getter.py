@@ -67,13 +67,13 @@ def _tag_filter(text: str) -> TagFilter:
 
 
 @functools.lru_cache(maxsize=64)
-def _condition(text: str) -> SqlFilter:
-    return SqlFilter(text)
+def _condition(text: str, ignores_rest: bool) -> SqlFilter:
+    return SqlFilter(text, ignores_rest=ignores_rest)
 
 
-def parse_condition(sql: str | None) -> SqlFilter | None:
-    """Parse an SQL92 condition; None for None or an empty text. UsageError says where the text is wrong."""
-    return _condition(sql) if sql is not None and arguments.text(sql, "sql").strip() else None
+def parse_condition(sql: str | None, *, ignores_rest: bool = False) -> SqlFilter | None:
+    """Parse an SQL92 condition, as SqlFilter does; None for None or an empty text. UsageError says where the text is wrong."""
+    return _condition(sql, ignores_rest) if sql is not None and arguments.text(sql, "sql").strip() else None
 
 
 class Wanted(NamedTuple):

@@ -296,7 +296,7 @@ def test_only_messages_that_the_expression_wants_are_received(grpc_store, topic)
     found = []
     eventually(lambda: len(found) == 2 or found.extend(caller.receive(topic, f"G_{topic}", expression="a || c")[0]), "both came")
     assert bodies(found) == [b"a", b"c"]
-    by_sql = V2.FilterExpression(type=V2.SQL, expression="n > 98")
+    by_sql = V2.FilterExpression(type=V2.SQL, expression="n > 98 AND n < 100 n")
     got = [answer.message.body for answer in caller.ReceiveMessage(
         group=V2.Resource(name=f"S_{topic}"), message_queue=V2.MessageQueue(topic=V2.Resource(name=topic)), batch_size=32,
         filter_expression=by_sql, invisible_duration=duration(30), long_polling_timeout=duration(1)) if answer.HasField("message")]

@@ -215,6 +215,8 @@ def test_a_condition_is_checked_before_a_client_consumes_by_it(served):
             "clientId": "c", "group": "g", "subscriptionData": subscription("T", text, kind=kind)}).code
 
     assert check("SQL92", "price > 5 AND region = 'eu'") == codes.SUCCESS
+    assert check("SQL92", "region = 'eu' price > 5") == check("SQL92", "price > 5 )") == codes.SUCCESS, "RocketMQ ignores the rest"
+    assert check("SQL92", "region = 'eu' AND price > 5;") == codes.SUBSCRIPTION_PARSE_FAILED, "no token begins with this"
     assert check("SQL92", "price >") == check("SQL92", "(" * 4000) == check("SQL92", "a" * 70_000) == codes.SUBSCRIPTION_PARSE_FAILED
     assert check("SQL92", "region IN ({})".format(",".join(f"'{number:030}'" for number in range(1000)))) == codes.SUCCESS
     assert check("CLASS", "x") == codes.SYSTEM_ERROR

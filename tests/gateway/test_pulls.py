@@ -101,6 +101,8 @@ def test_tags_and_conditions_choose_messages(served, topic):
     assert bodies_of(client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 1, subscription="red || none"))) == [b"red"]
     condition = pull_fields(topic, 0, 1, subscription="price > 5", expressionType="SQL92")
     assert bodies_of(client.ask(codes.PULL_MESSAGE, condition)) == [b"blue"]
+    followed = condition | {"subscription": "price > 5 )"}  # RocketMQ ignores what follows a whole condition
+    assert bodies_of(client.ask(codes.PULL_MESSAGE, followed)) == [b"blue"]
     answer = client.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, 1, subscription="green"))
     assert (answer.code, answer.remark, answer.fields["nextBeginOffset"]) == (codes.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", "3")
     assert client.ask(codes.PULL_MESSAGE, pull_fields(topic, subscription=" || ")).code == codes.SUBSCRIPTION_PARSE_FAILED
