@@ -4,7 +4,7 @@ A backup or a table that is filled from the log needs segments for longer than a
 (ipc/cleaning.py). Its hold has the offset from which on the log is kept, and an expiry time. The cleaner deletes no segment
 at or beyond the lowest held offset, unless the disk is fuller than disk_space_clean_forcibly_ratio. The owner renews
 its hold while it works; the hold ends at its expiry time even if the owner is dead. A damaged file holds
-nothing; `status` names it. Deleting the file ends a hold too.
+nothing; one that cannot be read holds everything until it is ten minutes old; `status` names both. Deleting the file ends a hold too.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from pyengine.errors import DiskError, disk_error
 from pyengine.formats.paths import Root, StorePaths
+from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.storage.durable_file import DurableRecord
 
 FOLDER = "log-holds"
 HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that expires later than this is a mistake, for example of a wrong clock
 CLOCK_GRACE_MS = 3_600_000  # tolerance for different clocks of owner and cleaner, and for an owner that renews late
 CLOCK_STEP_MS = 60_000
+UNREAD_MS = 600_000  # how long after its last write a file that cannot be read may hold the log
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -37,11 +40,11 @@ class LogHold:
     owner: str
     offset: int
     expires_ms: int
-    damage: str = ""  # why the file is ignored
+    damage: str = ""  # why the file is not believed
 
     def is_active(self, now_ms: int) -> bool:
         """Whether the cleaner must respect it."""
-        return not self.damage and now_ms < self.expires_ms <= now_ms + HOLD_MS_MAX + CLOCK_GRACE_MS
+        return now_ms < self.expires_ms <= now_ms + HOLD_MS_MAX + CLOCK_GRACE_MS
 
 
 def _record(name: str) -> DurableRecord[LogHold]:
@@ -61,11 +64,8 @@ def remove_log_hold(root: Root, name: str) -> None:
     _record(name).remove(root)
 
 
-def read_log_holds(root: Root, *, may_miss: bool = True) -> list[LogHold]:
-    """Return every hold, the lowest offset first, with expired ones and damaged files.
-
-    Without `may_miss` it raises DiskError for a hold that cannot be read now, since that may keep segments.
-    """
+def read_log_holds(root: Root) -> list[LogHold]:
+    """Return every hold, the lowest offset first, with expired ones and damaged files."""
     folder = StorePaths(root).config / FOLDER
     try:
         names = os.listdir(folder)
@@ -80,9 +80,8 @@ def read_log_holds(root: Root, *, may_miss: bool = True) -> list[LogHold]:
         try:
             hold, damage = _record(name).read(root)
         except DiskError as error:
-            if not may_miss:
-                raise
-            hold, damage = None, f"cannot be read: {error}"
+            found.append(LogHold(name, "an unknown owner", 0, UNREAD_MS + _written_ms(folder / name, error), str(error)))
+            continue
         if hold is not None and hold.name == name:
             found.append(hold)
         elif hold is not None or damage:
@@ -90,9 +89,17 @@ def read_log_holds(root: Root, *, may_miss: bool = True) -> list[LogHold]:
     return sorted(found, key=lambda hold: (hold.offset, hold.name))
 
 
+def _written_ms(path: Path, error: DiskError) -> int:
+    """Return when a file was written that cannot be read; now if it may be read later, or that is not known either."""
+    with contextlib.suppress(OSError):
+        if error.errno not in TRANSIENT_ERRNOS:
+            return os.stat(path).st_mtime_ns // 1_000_000
+    return _now_ms()
+
+
 def lowest_log_hold(root: Root, now_ms: int) -> LogHold | None:
-    """Return the active hold with the lowest offset, None if there is none. DiskError if a hold cannot be read now."""
-    return next((hold for hold in read_log_holds(root, may_miss=False) if hold.is_active(now_ms)), None)
+    """Return the active hold with the lowest offset, None if there is none. DiskError if they cannot be listed."""
+    return next((hold for hold in read_log_holds(root) if hold.is_active(now_ms)), None)
 
 
 class RenewedHold:

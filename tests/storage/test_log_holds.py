@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from pyengine.errors import DiskError
 from pyengine.storage import log_holds
 from pyengine.storage.durable_writes import sweep_unfinished
 from pyengine.storage.log_holds import (
@@ -55,18 +54,21 @@ def test_a_file_that_cannot_be_believed_holds_nothing_and_is_named(tmp_path, con
 
 
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
-def test_a_hold_that_cannot_be_read_now_may_hold_everything(tmp_path, monkeypatch, number):
-    hold = LogHold("a", "backup", 500, NOW_MS + 2000)
+def test_a_hold_that_cannot_be_read_may_hold_everything_for_as_long_as_a_killed_backups(tmp_path, monkeypatch, clock, number):
+    hold, lasts = LogHold("a", "backup", 500, NOW_MS + 700_000), number in (errno.ENFILE, errno.ENOMEM)
     write_log_hold(tmp_path, hold)
+    os.utime(tmp_path / "config/log-holds/a", (NOW_MS / 1000, NOW_MS / 1000))
 
     def refuse(path):
         raise OSError(number, "refused", str(path))
 
     with monkeypatch.context() as patch:
         patch.setattr("pyengine.formats.small_file.read_small_file", refuse)
-        with pytest.raises(DiskError, match="cannot read .*log-holds/a: refused"):
-            lowest_log_hold(tmp_path, NOW_MS)
-        assert "refused" in read_log_holds(tmp_path)[0].damage, "status shows it"
+        for age_ms, holds in ((0, True), (599_999, True), (600_000, lasts), (HOLD_MS_MAX, lasts)):  # another lack passes
+            clock[0] = NOW_MS + age_ms
+            found = lowest_log_hold(tmp_path, clock[0])
+            assert (found is not None and found.offset == 0) is holds, age_ms
+        assert "cannot read" in (damage := read_log_holds(tmp_path)[0].damage) and "refused" in damage, "status shows it"
     assert lowest_log_hold(tmp_path, NOW_MS) == hold
 
 
