@@ -238,11 +238,13 @@ def test_what_commands_make_in_a_store_belongs_to_the_stores_user(give_store, ow
 
 
 @pytest.mark.root
-def test_an_engine_of_root_leaves_a_store_to_its_user(give_store, make_engine):
+@pytest.mark.parametrize("owner", [NOBODY, 0], ids=["another's store", "its own"])
+def test_an_engine_of_root_leaves_a_store_to_its_user(give_store, make_engine, owner):
     engine = make_engine()
-    engine.root, engine.settings = give_store(NOBODY), {}
+    engine.root = give_store(owner)
     assert run("promote", engine.root, "--force").code == 0
-    engine.start()
+    started = run("start", engine.root)
+    assert started.code == 0 and (f"`sudo -u nobody pyengine start {engine.root}`" in started.stderr) is (owner == NOBODY), started
     with pyengine.connect(engine.root) as producer, pyengine.consume(engine.root, "U", group="u") as consumer:
         assert all(producer.put("U", b"x" * 100, keys="k").ok for _ in range(100))
         assert consumer.pull(timeout_s=30)

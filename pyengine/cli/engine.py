@@ -62,8 +62,9 @@ def start(
       pyengine start STORE --broker-conf conf/broker.conf
       pyengine start STORE --set mapped_file_size_commit_log_bytes=16MiB --set max_index_num=40000
     """
-    from pyengine.engine.embedded import end_supervisor, start_engine
-    from pyengine.ipc.control_block import read_run_settings
+    from pyengine.cli.promote import as_user, launch_settings, require_restartable, take_over_steps
+    from pyengine.engine.embedded import end_supervisor, start_engine, supervisor_pid
+    from pyengine.ipc.control_block import EngineMemory, read_run_settings
     from pyengine.ipc.shared_objects import find_folder
     from pyengine.storage.message_store import NewStoreSpace
 
@@ -73,12 +74,17 @@ def start(
     for note in notes:
         output.note(note)
     config = load_config(store, settings)
-    if take_over:
+    if take_over and supervisor_pid(store) is not None:
+        with EngineMemory.of(store) as memory:
+            running = launch_settings(store, memory)
+        require_restartable(store, running, take_over_steps(store, running), "start", store, "--take-over")
         end_supervisor(store, config)
     if foreground:
         become_supervisor(store, settings)
     with byte_bar("recover", None) as show:
         ready = start_engine(store, settings, progress=show, timeout_s=timeout_s, on_wait=output.note)
+    if (owner := store.stat().st_uid) not in (0, os.geteuid()):
+        output.note(f"the store's user cannot use this engine: stop it, then start it as {as_user(owner, 'start', store)}")
     if as_json:
         config = read_run_settings(find_folder(store))
         output.write_json({"store": str(store), "space": NewStoreSpace.of(config)._asdict(), **ready})

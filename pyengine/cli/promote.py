@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import click
 import psutil
 
 from pyengine.cli.output import NumberRange, Reply, store_command
+from pyengine.engine.bring_up import check_secret
 from pyengine.engine.embedded import supervisor_pid
-from pyengine.engine.supervisor import Arguments, parse_arguments
 from pyengine.engine_config import SLAVE
 from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, StoreBusyError, command
 from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_masters, read_run_settings
@@ -35,7 +36,7 @@ OF_A_SLAVE = ("broker_role", "ha_master_address")
 
 # What started the supervisor and must restart it.
 BACKGROUND = "pyengine start"
-FOREGROUND = "pyengine start --foreground"  # or by a container or service manager
+FOREGROUND = "pyengine serve or start --foreground"  # or by a service manager
 EMBEDDED = "a program that embeds it"
 UNITS = "systemd units"
 
@@ -47,6 +48,7 @@ class Start:
     pid: int
     by: str
     settings: dict[str, str]
+    uid: int
 
 
 def launch_settings(root: Path, memory: EngineMemory) -> Start:
@@ -56,20 +58,40 @@ def launch_settings(root: Path, memory: EngineMemory) -> Start:
         raise EngineUnavailableError(f"no supervisor runs on {root}, or it is just starting: {command('start', root)} takes its "
                                      "workers over")
     try:
-        words = psutil.Process(pid).cmdline()
-        arguments = parse_arguments(words[words.index("pyengine.workers.supervisor") + 1:])
-    except (psutil.Error, ValueError) as error:
+        process = psutil.Process(pid)
+        words, uid = process.cmdline(), process.uids().effective
+    except psutil.Error as error:
         raise EngineUnavailableError(f"cannot tell how the engine on {root} was started (pid {pid}): {error}") from None
     overrides = read_run_settings(memory.folder).overrides()
-    return Start(pid, started_by(arguments), {name: value for name, value in overrides.items() if name not in FIXED_NAMES})
+    return Start(pid, started_by(words), {name: value for name, value in overrides.items() if name not in FIXED_NAMES}, uid)
 
 
-def started_by(arguments: Arguments) -> str:
-    if arguments.no_children:
+def started_by(words: Sequence[str]) -> str:
+    """Return what started a supervisor with this command line."""
+    if "--no-children" in words:
         return UNITS
-    if arguments.embedder_descriptor >= 0:
+    if "--embedder-fd" in words:
         return EMBEDDED
-    return BACKGROUND if arguments.report_descriptor >= 0 else FOREGROUND
+    return BACKGROUND if "--report-fd" in words else FOREGROUND
+
+
+def require_restartable(root: Path, start: Start, steps: str, *words: object) -> None:
+    """Raise StoreBusyError (`steps`) if the command `words` cannot start the engine again as it was, EngineError if another user must."""
+    if start.by != BACKGROUND:
+        raise StoreBusyError(steps)
+    if start.uid != os.geteuid():
+        raise EngineError(f"{root} runs as {as_user(start.uid, *words)}")
+
+
+def as_user(uid: int, *words: object) -> str:
+    """Return the user and how to run a command as this user, for a sentence."""
+    import pwd
+
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:  # in a container
+        name = f"#{uid}"
+    return f"the user {name}: `sudo -u {quote(name)} {command(*words)[1:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +155,12 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         told = read_masters(memory.folder)[:1] if slave.learns_master else []
         master = slave.ha_master_address or "".join(told)
         peers = _peers(slave, master)
-        if start.by != BACKGROUND:
-            more = ["--set", f"ha_secret_file={slave.ha_secret_file}", "--set", f"ha_master_address={master}"] if peers else []
-            raise StoreBusyError(manual_steps(root, start, role, more))
+        more = ["--set", f"ha_secret_file={slave.ha_secret_file}", "--set", f"ha_master_address={master}"] if peers else []
+        require_restartable(root, start, manual_steps(root, start, role, more), "promote", root, "--role", role)
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
         kept["broker_role"] = role
         kept |= peers
-        load_config(root, kept)  # settings that are wrong for a master are an error while it still runs as a slave
+        check_secret(root, load_config(root, kept))  # what is wrong for a master is an error while it still runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
     judge(standing, force, notes)
     failpoint("promotion_judged")
@@ -166,9 +187,19 @@ def manual_steps(root: Path, start: Start, role: str, more: Sequence[str]) -> st
         return (f"{root} runs under systemd. Take PYENGINE_BROKER_ROLE and PYENGINE_HA_MASTER_ADDRESS out of its settings "
                 f"(/etc/pyengine/{name}.env), then `systemctl stop {target} {unit}`, {promotion}, "
                 f"`systemctl start {target}`")
-    advice = "stop the program that embeds it" if start.by == EMBEDDED else f"stop it (kill -TERM {start.pid})"
-    return (f"{root} was started by {start.by}, which this command cannot do for you: {advice}, then "
-            f"{promotion}, then start it as before, without broker_role and ha_master_address")
+    return f"{_advice(root, start)}, then {promotion}, then start it as before, without broker_role and ha_master_address"
+
+
+def take_over_steps(root: Path, start: Start) -> str:
+    if start.by == UNITS:
+        target = quote(f"pyengine@{root.absolute().name}.target")
+        return f"{root} runs under systemd: `systemctl restart {target}` replaces all of its processes, in order"
+    return f"{_advice(root, start)}, then start it as before"
+
+
+def _advice(root: Path, start: Start) -> str:
+    stop = "stop the program that embeds it" if start.by == EMBEDDED else f"stop it (kill -TERM {start.pid})"
+    return f"{root} was started by {start.by}, which this command cannot do for you: {stop}"
 
 
 def _progress(control: ms_control) -> SlaveProgress:

@@ -28,11 +28,12 @@ from pyengine.cli.promote import (
     judge,
     manual_steps,
     promote_stopped,
+    require_restartable,
     started_by,
+    take_over_steps,
 )
 from pyengine.engine.embedded import supervisor_pid
-from pyengine.engine.supervisor import parse_arguments
-from pyengine.errors import ConfigError, EngineError, EngineUnavailableError
+from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.native import control as native
 from pyengine.storage.config import EngineConfig, config_path, read_file, record_sizes, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
@@ -142,18 +143,43 @@ def test_a_store_that_could_not_run_as_a_master_is_unchanged(make_engine):
     assert one.pid("supervisor") == supervisor and "broker_role" not in read_file(config_path(one.root))
 
 
-@pytest.mark.parametrize(("words", "by", "told"), [
-    (["--report-fd", "5"], BACKGROUND, None),
-    ([], FOREGROUND, "kill -TERM 42"),
-    (["--report-fd", "5", "--embedder-fd", "6"], EMBEDDED, "stop the program"),
-    (["--no-children"], UNITS, "`systemctl stop pyengine@store.target pyengine-store@store.service`, `pyengine promote"),
+def test_a_slave_whose_secret_cannot_be_used_any_more_is_unchanged(make_engine, tmp_path):
+    secret = Path(secret_file(tmp_path))
+    one = make_engine(ha_secret_file=str(secret), ha_master_address="127.0.0.1:1", **SLAVE)
+    with pyengine.Engine(one.root, **SMALL) as master, master.connect() as producer:
+        producer.put("T", b"a slave without a record does not start without its master")
+    one.start()
+    supervisor = one.pid("supervisor")
+    secret.chmod(0o644)
+    refused = run("promote", one.root, "--timeout", "0", "--force")
+    assert refused.code == 2 and "chmod 600" in refused.stderr, refused
+    assert one.pid("supervisor") == supervisor and "broker_role" not in read_file(config_path(one.root))
+
+
+@pytest.mark.parametrize(("words", "by", "told", "instead"), [
+    (["--report-fd", "5"], BACKGROUND, None, None),
+    ([], FOREGROUND, "kill -TERM 42", "kill -TERM 42"),
+    (["--report-fd", "5", "--embedder-fd", "6"], EMBEDDED, "stop the program", "stop the program"),
+    (["--no-children"], UNITS, "`systemctl stop pyengine@store.target pyengine-store@store.service`, `pyengine promote",
+     "`systemctl restart pyengine@store.target`"),
 ])
-def test_the_supervisors_command_line_tells_how_its_engine_was_started(words, by, told):
+def test_the_supervisors_command_line_tells_how_its_engine_was_started(words, by, told, instead):
     root = Path("/srv/store")
-    assert started_by(parse_arguments([str(root), *words, "--set", "broker_role=SLAVE"])) == by
+    assert started_by([str(root), *words, "--set", "broker_role=SLAVE"]) == by
+    start = Start(42, by, {}, os.geteuid())
     if told:
-        sentence = manual_steps(root, Start(42, by, {}), "SYNC_MASTER", [])
-        assert told in sentence and f"pyengine promote {root} --role SYNC_MASTER" in sentence
+        with pytest.raises(StoreBusyError) as refused:
+            require_restartable(root, start, manual_steps(root, start, "SYNC_MASTER", []), "promote", root)
+        assert told in str(refused.value) and f"pyengine promote {root} --role SYNC_MASTER" in str(refused.value)
+        assert instead in take_over_steps(root, start)
+    else:
+        require_restartable(root, start, "", "promote", root)
+
+
+@pytest.mark.parametrize(("uid", "name"), [(65534, "nobody"), (123_456_789, "'#123456789'")])
+def test_the_engine_of_another_user_is_for_that_user_to_promote(uid, name):
+    with pytest.raises(EngineError, match=f"`sudo -u {name} pyengine promote '/srv/my store'`"):
+        require_restartable(Path("/srv/my store"), Start(42, BACKGROUND, {}, uid), "", "promote", Path("/srv/my store"))
 
 
 def test_an_engine_that_another_program_keeps_is_left_to_it(make_engine, tmp_path):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import pyengine
-from fix_cli import environment, run
-from fix_engine import EACH_MODE, put_numbers, stored
+from fix_cli import command_line, environment, run
+from fix_engine import EACH_MODE, SMALL, put_numbers, stored
 from fix_golden import usual
 from pyengine.engine.embedded import end_supervisor
 from pyengine.engine.kinds import kinds_of
@@ -157,6 +157,29 @@ def test_a_take_over_that_would_be_refused_leaves_the_supervisor_alone(make_engi
     supervisor = engine.pid("supervisor")
     ran = run("start", engine.root, "--take-over", *options)
     assert (ran.code, kind_holder(engine.root, native.SUPERVISOR)) == (code, supervisor) and sentence in ran.stderr + ran.stdout
+
+
+def test_the_engine_of_a_program_that_embeds_it_is_not_taken_over(tmp_path):
+    with pyengine.Engine(tmp_path / "store", **SMALL) as engine:
+        supervisor = engine.pid
+        ran = run("start", engine.path, "--take-over")
+        assert ran.code == 5 and "stop the program that embeds it" in ran.stderr, ran
+        assert (engine.state, engine.pid) == ("running", supervisor)
+
+
+def test_the_engine_of_a_containers_main_process_is_not_taken_over(tmp_path):
+    root = tmp_path / "store"
+    words = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    with subprocess.Popen(command_line("serve", root, *words, "--set", "gateway_enable=false"), env=environment()) as served:
+        try:
+            assert run("wait", root, "--timeout", scaled_timeout_s(60)).code == 0
+            supervisor = kind_holder(root, native.SUPERVISOR)
+            ran = run("start", root, "--take-over")
+            assert ran.code == 5 and f"kill -TERM {supervisor}" in ran.stderr, ran
+            assert kind_holder(root, native.SUPERVISOR) == supervisor and served.poll() is None
+        finally:
+            served.terminate()
+    assert served.returncode == 0
 
 
 def test_take_over_of_a_store_that_nobody_runs_starts_it(make_engine):
