@@ -11,12 +11,13 @@ import click
 
 from pyengine.cli import output
 from pyengine.cli.output import GivenPath, Reply, StoreArgument, answers, set_option, store_command
-from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError
+from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError, command
 from pyengine.formats.small_file import parse_properties, read_small_text
 from pyengine.settings import Setting, join_address
 from pyengine.storage.config import (
     ENVIRONMENT,
     FIXED_NAMES,
+    LOG_PATHS,
     REFUSED_KEYS,
     SET,
     SETTINGS,
@@ -158,6 +159,8 @@ def set_command(store: Path, settings: dict[str, str], pairs: Sequence[str]) -> 
     if not values:
         raise UsageError("nothing to set: give KEY=VALUE, as in file_reserved_time_hours=24")
     running = _running(existing_store(store))
+    if running is not None and (named := [name for name in LOG_PATHS if name in values]):  # readers would use the new folders at once
+        raise UsageError(f"{' and '.join(named)} can be set only while no engine runs: {command('stop', store)}, set it, then start")
     set_durably(store, values)
     if running is not None:
         _change_engine(store, {name: SETTINGS[name].show(value) for name, value in values.items() if SETTINGS[name].live})

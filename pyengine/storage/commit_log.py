@@ -41,7 +41,7 @@ from pyengine.storage.checkpoint import (
 )
 from pyengine.storage.file_system import DiskUse, free_bytes, measure
 from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, list_segments, map_read_only, mapped, used_end
-from pyengine.storage.recovery.report import Progress
+from pyengine.storage.recovery.report import MISSING_SEGMENT, Progress
 
 # The end of the message about a segment of wrong length; check/ has another for `check`.
 LENGTH_ADVICE = ("; restore it from a copy, or carve out what is whole with `pyengine salvage STORE DEST`. If it is the "
@@ -399,7 +399,6 @@ SLICE_BYTES = 32 << 20            # bytes walked between two calls of `progress`
 CLEAN_VERIFY_BYTES_MAX = 1 << 30  # most bytes read after a clean stop of an own store, which must start within a second
 NORMAL_SEGMENTS = 3               # CommitLog.recoverNormally reads this many segments again
 KEPT_MAX = 4                      # mappings that one recovery keeps; each has a descriptor
-MISSING_SEGMENT = "missing_segment"  # a reason in addition to those of formats.record: the log has a gap
 HEAD_BYTES = 68 + 8               # the store time is readable in these, also after a 20-byte host
 # The search for the first record of a piece ends this far after its start: bytes beyond the log's end may be
 # allocated and never written, and those are the slowest to read.

@@ -21,7 +21,7 @@ from typing import Any
 
 from pyengine.engine_config import FIXED_NAMES, KEPT_NAMES, SETTINGS, EngineConfig
 from pyengine.errors import ConfigError, EngineError, NotAStoreError, command, disk_errors, passing
-from pyengine.formats.paths import LogFolders, folders_of, log_folders, set_log_folders
+from pyengine.formats.paths import PATH_SEPARATOR, LogFolders, folders_of, log_folders, parse_segment_name, set_log_folders
 from pyengine.formats.small_file import read_small_text
 from pyengine.settings import Value
 from pyengine.storage.file_system import refuse_folders_of_others, refuse_links
@@ -259,6 +259,7 @@ def load_config(
 
     if root is not None and not asked.keys().isdisjoint(LOG_PATHS):
         given = from_file | {name: value for name, (value, _) in asked.items()}
+        _refuse_lost_segments(named_log_folders(root, from_file), named_log_folders(root, given))
         set_log_folders(root, *(str(given.get(name, "")) for name in LOG_PATHS))  # the sizes are derived from the files there
     elif root is not None and not from_file.keys().isdisjoint(LOG_PATHS):
         refuse_folders_of_others(root, log_folders(root).all)
@@ -345,6 +346,24 @@ def record_sizes(root: str | os.PathLike[str], config: EngineConfig) -> bool:
 def named_log_folders(root: str | os.PathLike[str], values: Mapping[str, Value]) -> LogFolders:
     """Return the log folders that these settings name."""
     return folders_of(root, *(str(values.get(name, "")) for name in LOG_PATHS))
+
+
+def _refuse_lost_segments(known: LogFolders, wanted: LogFolders) -> None:
+    """Refuse to change the folders of a log if a segment is in none of the new ones. A folder that is not there is given up."""
+
+    def segments(folders: Iterable[Path]) -> dict[str, Path]:
+        found = dict[str, Path]()
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                found |= {name: folder for name in os.listdir(folder) if parse_segment_name(name) is not None}
+        return found
+
+    there, new = segments(known.all), segments(wanted.all)
+    if left := there.keys() - new:
+        name, folder = min(left), there[min(left)]
+        raise ConfigError(f"{folder} has segments of this log ({name}) that are in no folder of store_path_commit_log = "
+                          f"{PATH_SEPARATOR.join(map(str, wanted.writable))}: append the new folder to the old ones, or "
+                          f"give {folder} to read_only_commit_log_store_paths")
 
 
 def _make_log_folders(root: str | os.PathLike[str], present: Mapping[str, Value], values: Mapping[str, Value]) -> None:

@@ -11,7 +11,7 @@ from fix_cli import environment, picture, run, spawn
 from pyengine.engine_config import FIXED_NAMES
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
-from pyengine.storage.config import SETTINGS, config_path, read_file
+from pyengine.storage.config import LOG_PATHS, SETTINGS, config_path, read_file
 from waiting import eventually
 
 
@@ -284,6 +284,16 @@ def test_an_engine_that_cannot_be_told_has_it_from_its_next_supervisor(make_engi
     assert explained(engine.root)["file_reserved_time_hours"]["value"] == 72
     assert engine.start()["adopted"]
     assert explained(engine.root)["file_reserved_time_hours"]["value"] == 5
+
+
+@pytest.mark.parametrize("name", LOG_PATHS)
+def test_where_the_log_is_cannot_be_set_while_an_engine_runs(make_engine, name):
+    engine = make_engine()
+    engine.start()
+    before = config_path(engine.root).read_text()
+    ran = run("config", "set", engine.root, f"{name}=commitlog,more")
+    assert ran.code == 2 and f"{name} can be set only while no engine runs: `pyengine stop {engine.root}`" in ran.stderr, ran
+    assert config_path(engine.root).read_text() == before and not (engine.root / "more").exists()
 
 
 def test_a_worker_that_has_not_taken_it_is_named(make_engine, monkeypatch):

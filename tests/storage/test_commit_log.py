@@ -198,6 +198,22 @@ def test_a_disk_is_added_to_a_log_whose_oldest_segments_are_deleted(golden, tmp_
     assert run("config", "set", store.root, "put_timeout_ms=5s").code == 0 and not disk.exists(), "it may be lost"
 
 
+def test_a_list_that_leaves_out_a_folder_with_segments_is_refused(golden, tmp_path):
+    store, disk = golden("roll"), tmp_path / "disk"
+    before = picture(store.root / "consumequeue")
+    for words in (("config", "set", store.root, f"store_path_commit_log={disk}"),
+                  ("start", store.root, "--set", f"store_path_commit_log={disk}"),
+                  ("recover", store.root, "--accept-loss", "--set", f"store_path_commit_log={disk}")):
+        ran = run(*words)
+        assert ran.code == ExitCode.USAGE and "append the new folder to the old ones" in ran.stderr, ran
+        assert f"{store.root / 'commitlog'} has segments of this log (00000000000000000000)" in ran.stderr
+    assert not (config_path(store.root).exists() or disk.exists() or changes(before, picture(store.root / "consumequeue")))
+    shutil.copytree(store.root / "commitlog", disk)
+    assert run("config", "set", store.root, f"store_path_commit_log={disk}").code == 0, "each segment is in the new folder"
+    disk.rename(tmp_path / "lost")
+    assert run("config", "set", store.root, "store_path_commit_log=commitlog").code == 0, "the other folder is not there"
+
+
 def test_a_disk_that_cannot_be_added_is_not_noted_as_one_of_the_log(golden, tmp_path):
     store, disk = golden("roll"), tmp_path / "disk"
     sorted((store.root / "commitlog").iterdir())[0].unlink()

@@ -36,7 +36,6 @@ from pyengine.native.scan import EntryRun, broken_chain, count_keys, count_match
 from pyengine.storage.check.report import CheckReport, Severity, counted
 from pyengine.storage.checkpoint import DurableWatermark
 from pyengine.storage.commit_log import (
-    MISSING_SEGMENT,
     SLICE_BYTES,
     Log,
     LogDamage,
@@ -53,7 +52,7 @@ from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCac
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.derived import QueueState, live_entries, read_entry
 from pyengine.storage.recovery.log import Tail, judge_tail
-from pyengine.storage.recovery.report import Progress
+from pyengine.storage.recovery.report import MISSING_SEGMENT, Progress
 
 _FILE_COST = 64 << 10   # opening a file, as bytes
 _LOG_PER_ENTRY = 256    # bytes of the log that are read for an entry of the index

@@ -29,7 +29,6 @@ from pyengine.native.flush import sync_file_system
 from pyengine.native.scan import walk
 from pyengine.storage.checkpoint import CUT, DurableWatermark, Notes, RecoveryPath, SharedState
 from pyengine.storage.commit_log import (
-    MISSING_SEGMENT,
     Log,
     LogScan,
     RecoveryStart,
@@ -44,7 +43,7 @@ from pyengine.storage.file_system import free_bytes
 from pyengine.storage.mapped_file import MappedFile, clear_file_from, mapped, renew_zeros, used_end
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.quarantine import PlannedPiece, copy_of_bytes, copy_of_memory, move_of
-from pyengine.storage.recovery.report import Progress
+from pyengine.storage.recovery.report import MISSING_SEGMENT, Progress
 
 # -- what is found -------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Bytes done, bytes to do. During the work the second number may grow, and the first fall if a range is read twice.
 Progress = Callable[[int, int], None]
+MISSING_SEGMENT = "missing_segment"  # a reason in addition to those of formats.record: the log has a gap
 
 
 class Findings:
@@ -112,9 +113,11 @@ class RecoveryReport(Findings):
         if self.state is RecoveryState.DEGRADED and self.is_copy:
             return f"{self.copy_note}. Nothing was changed."
         if self.state is RecoveryState.DEGRADED:
+            is_away = self.min_offset < 0 or self.stop_reason == MISSING_SEGMENT
+            first = "name the folder that has the segment in store_path_commit_log, " if is_away else ""
             return (
                 f"The log is damaged at offset {self.damage_offset} ({self.stop_reason}), below {self.watermark}, "
-                "up to which every byte had been synced. Nothing was changed; restore the segment from a copy, carve "
+                f"up to which every byte had been synced. Nothing was changed; {first}restore the segment from a copy, carve "
                 "out what is valid with `salvage`, or give up what follows with `recover --accept-loss`."
             )
         is_dry, copied = self.is_dry_run, f" {self.copy_note}." if self.copy_note else ""
