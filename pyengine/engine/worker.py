@@ -31,6 +31,7 @@ from pyengine.engine.kinds import KINDS, WorkerExit, begin_process
 from pyengine.engine.log_file import LogFile, log_event, notify, pause_before_restart, watchdog_interval_s
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, command, os_error_sentence
 from pyengine.events import Event
+from pyengine.formats.paths import set_log_folders
 from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.heartbeat import Heartbeat, is_alive, process_start_ms
 from pyengine.ipc.shared_objects import KIND_NAMES, find_folder, removed_names
@@ -67,6 +68,7 @@ class Worker:
     def __init__(self, kind: int, store: HeldStore, memory: EngineMemory, lock: StoreLock) -> None:
         self._settings_seq = waiting.load_sequence(memory.control.settings_seq)
         self.config = read_run_settings(memory.folder)  # may fail, and attach() tries again with another store: watch() comes after it
+        set_log_folders(store.root, self.config.store_path_commit_log, self.config.read_only_commit_log_store_paths)
         store.watch(ID_NAME)
         self.kind = kind
         self.store = store

@@ -314,6 +314,8 @@ class LiveStoreReader(StoreReader):
     Once the folder is moved, removed or replaced, calls raise EngineUnavailableError.
     """
 
+    _passes_gaps = False  # a consumer would commit past messages that are on a disk that is not mounted here
+
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: Unpack[EngineSettings]) -> None:
         existing_store(Path(root).absolute())
         with disk_errors("open", root):

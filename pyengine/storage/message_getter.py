@@ -21,9 +21,10 @@ from pyengine import arguments
 from pyengine._front import read_queue, read_records, use_message
 from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import UsageError
+from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import belongs_to
+from pyengine.formats.paths import segment_name
 from pyengine.formats.record import I64, Message, decode_host, java_trim, string_hash
 from pyengine.formats.sql_filter import SqlFilter
 from pyengine.results import GetRecords, GetResult, GetStatus
@@ -141,10 +142,11 @@ TransferLimits = tuple[int, int, int, int]  # bytes and messages of one answer f
 
 
 class MessageGetter:
-    """Gets of one store: the log, and the transfer limits."""
+    """Gets of one store: the log, and the transfer limits. With `passes_gaps` missing segments are stepped over as in RocketMQ."""
 
-    def __init__(self, commit_log: MappedFileQueue, config: EngineConfig) -> None:
+    def __init__(self, commit_log: MappedFileQueue, config: EngineConfig, passes_gaps: bool = True) -> None:
         self._log = commit_log
+        self._passes_gaps = passes_gaps
         physical_memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._in_memory_bytes = physical_memory_bytes * config.access_message_in_memory_max_ratio // 100
         self._near_bytes = min(NEAR_BYTES_MAX, self._in_memory_bytes)
@@ -203,13 +205,19 @@ class MessageGetter:
         tags, codes = (None, b"") if tag_filter is None else tag_filter
         queue, limits = entries.queue, (entries.limit, self._in_memory_bytes, *transfer_limits)
         return (view, first, end, offset, messages_max, queue.topic, queue.queue_id, limits, codes, tags,
-                self._segment, functools.partial(_tags_code, queue), belongs_to)
+                functools.partial(self._segment, entries.limit), functools.partial(_tags_code, queue), belongs_to)
 
-    def _segment(self, physical_offset: int) -> tuple[int, int, mmap.mmap | None]:
-        """Return (start, end, bytes) of the segment that contains the offset; bytes are None if it does not exist any more."""
+    def _segment(self, limit: int, physical_offset: int) -> tuple[int, int, mmap.mmap | None]:
+        """Return (start, end, bytes) of the segment that contains the offset; bytes are None if it was deleted.
+
+        CorruptionError for a gap: one below `limit` when older ones exist, or none at all, is not deleted, but in a folder not read here.
+        """
         size_bytes = self._log.size_bytes
         start = physical_offset - physical_offset % size_bytes
         view = self._log.view(start) if self._log.start_of(physical_offset) is not None else None
+        if view is None and not self._passes_gaps and self._log.min_offset <= physical_offset < limit:
+            raise CorruptionError(f"the log's segment {segment_name(start)} is in none of the folders that are read here: is a disk not "
+                                  "mounted, or has store_path_commit_log changed since this reader was opened?")
         return start, min(start + size_bytes, INT64_MAX), view
 
 

@@ -148,6 +148,8 @@ def _first_offsets(offsets: Mapping[str, Mapping[int, int]], topics: Collection[
 class StoreReader(arguments.AsyncBlock, arguments.Closing):
     """Reads a store by queue, offset, message id, key and time. A context manager; threads may share it."""
 
+    _passes_gaps = True
+
     def __init__(
         self, root: str | os.PathLike[str], *, watermark: Watermark | None = None, config: EngineConfig | None = None,
         **settings: Unpack[EngineSettings],
@@ -165,14 +167,14 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         self._watermark = watermark or FilesWatermark(self.root, self.commit_log)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self.index = IndexService(self._paths.index, self.geometry.index_layout)
-        self.getter = MessageGetter(self.commit_log, self.config)
+        self._use_settings(self.config)
         self._gets = GetStatistics()
         self._is_open = True
 
     def _use_settings(self, config: EngineConfig) -> None:
         """Get with the limits of these settings from now on."""
         self.config = config
-        self.getter = MessageGetter(self.commit_log, config)
+        self.getter = MessageGetter(self.commit_log, config, self._passes_gaps)
 
     @property
     def name(self) -> Path:

@@ -12,7 +12,10 @@ import pyengine
 from fix_cli import run
 from fix_engine import MODES
 from pyengine.engine_config import Geometry
+from pyengine.errors import CorruptionError
 from pyengine.storage.commit_log import list_log
+from pyengine.storage.config import config_path
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
 SEGMENT = 65536
@@ -79,6 +82,32 @@ def test_segments_go_round_and_nothing_is_lost_over_a_kill(spread, tmp_path):
         ran = run(command, root, "--json")
         assert ran.code == 0, ran
     assert run("check", root, "--json").document["findings"] == []
+
+
+@pytest.mark.timeout(240)
+def test_an_edit_of_the_file_moves_no_process_of_a_running_engine_to_other_folders(make_engine):
+    engine = make_engine(**SMALL)
+    engine.start()
+    put_all(engine.root)
+    with config_path(engine.root).open("a") as file:
+        file.write('store_path_commit_log = "other"\n')
+    with pyengine.open_store(engine.root) as store, pytest.raises(CorruptionError, match="is in none of the folders that are read here"):
+        store.get_message("T", 0, 0)
+    with (pyengine.consume(engine.root, "T", group="G") as consumer,
+          pytest.raises(CorruptionError, match="store_path_commit_log changed")):
+        consumer.pull(timeout_s=scaled_timeout_s(30))
+    assert ConsumerOffsets(engine.root).read("T", "G").get(0, 0) == 0
+    incarnation = engine.incarnation("allocator")
+    engine.kill("allocator")
+    engine.wait_back("allocator", incarnation)
+    put_all(engine.root, MESSAGES)
+    assert engine.stop() and not (engine.root / "other").exists()
+    degraded = run("start", engine.root)
+    assert "name the folder that has the segment in store_path_commit_log" in degraded.stdout
+    assert engine.stop()
+    assert run("config", "set", engine.root, "store_path_commit_log=commitlog,other").code == 0
+    engine.start()
+    assert read_all(engine.root) == list(range(2 * MESSAGES))
 
 
 @pytest.mark.java
