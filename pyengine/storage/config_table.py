@@ -32,8 +32,15 @@ from pyengine.storage.later_format import require_known_format
 from pyengine.storage.read_level import StoreUse, store_use
 
 Row = TypeVar("Row", bound="TopicConfig | SubscriptionGroup")
+_ABSENT = (None, "", "null", "NULL")  # fastjson leaves the field as it is
+_BOOLEANS = {"true": True, "1": True, "y": True, "t": True, "false": False, "0": False, "n": False, "f": False}
 DELETED_KEY = "deletedTable"
 DELETED_MAX = 1000  # of more deleted topics the oldest are entered again if recovery reads their messages
+
+
+def _boolean(value: Any) -> bool:
+    """Read a boolean as fastjson does, which takes texts and numbers too; PARSE_ERRORS for another value."""
+    return _BOOLEANS[value.lower()] if isinstance(value, str) else int(value) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +58,13 @@ class RowFormat(Generic[Row]):
     kinds: Mapping[str, Callable[[Any], Any]] = field(init=False)  # of those of these fields that have defaults
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kinds", {each.name: type(each.default) for each in fields(self.row)
-                                           if each.name in self.names and each.default is not MISSING})
+        object.__setattr__(self, "kinds", {
+            each.name: _boolean if isinstance(each.default, bool) else type(each.default) for each in fields(self.row)
+            if each.name in self.names and each.default is not MISSING})
 
     def row_of(self, name: str, found: Mapping[str, Any]) -> Row:
         """Make a row from fields with RocketMQ's names; PARSE_ERRORS for values of another kind."""
-        values = {ours: kind(found[self.names[ours]]) for ours, kind in self.kinds.items() if found.get(self.names[ours]) is not None}
+        values = {ours: kind(found[self.names[ours]]) for ours, kind in self.kinds.items() if found.get(self.names[ours]) not in _ABSENT}
         more = {key: value for key, value in found.items() if key not in self.names.values()}
         return self.row(name, **{**self.absent, **values, "more": more})
 

@@ -12,10 +12,17 @@ import threading
 import pytest
 
 from broker_lock import held_by_a_broker
-from pyengine.errors import DiskError, StoreBusyError, UsageError
+from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
 from pyengine.formats.small_file import decode_config, path_stamp, read_small_file
 from pyengine.storage import config_table, durable_file
-from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
+from pyengine.storage.config_table import (
+    GROUPS_FORMAT,
+    TOPICS_FORMAT,
+    SubscriptionGroup,
+    SubscriptionGroups,
+    TopicConfig,
+    TopicConfigs,
+)
 from pyengine.storage.ofd_lock import SHARED, try_lock
 
 # As fastjson writes it; `attributes` is of a later RocketMQ.
@@ -66,6 +73,31 @@ def test_a_brokers_file_is_read(tmp_path):
     assert (table.counter, table.timestamp_ms, table.problem) == (7, 1700000000000, "")
     assert table.rows["orders"] == TopicConfig("orders", 4, 4, 6, True)
     assert table.rows["bare"] == TopicConfig("bare", 16, 16, 6, False), "what the file does not say is TopicConfig's default"
+
+
+BOOLEANS = {'"false"': False, '"FALSE"': False, '"0"': False, '"F"': False, "0": False, "2": False, '"true"': True, '"True"': True,
+            '"1"': True, '"Y"': True, "1": True, "1.0": True}
+
+
+@pytest.mark.parametrize("text, expected", BOOLEANS.items(), ids=[text.strip('"') + "-text" * ('"' in text) for text in BOOLEANS])
+def test_a_boolean_of_another_kind_is_read_as_fastjson_reads_it(text, expected):
+    group = GROUPS_FORMAT.decode('{"subscriptionGroupTable":{"billing":{"groupName":"billing","consumeEnable":%s}}}' % text)
+    topic = TOPICS_FORMAT.decode('{"topicConfigTable":{"orders":{"topicName":"orders","order":%s}}}' % text)
+    assert (group.rows["billing"].consume_enable, topic.rows["orders"].order) == (expected, expected)
+
+
+@pytest.mark.parametrize("text", ['"no"', '"x"', "[]", "{}"])
+def test_a_text_that_is_no_boolean_makes_the_file_a_damaged_one(text):
+    with pytest.raises(FormatError):
+        GROUPS_FORMAT.decode('{"subscriptionGroupTable":{"billing":{"consumeEnable":%s}}}' % text)
+
+
+@pytest.mark.parametrize("text", ['""', '"null"', '"NULL"', "null"])
+def test_an_empty_value_is_an_absent_one(text):
+    topic = TOPICS_FORMAT.decode('{"topicConfigTable":{"orders":{"order":%s,"readQueueNums":%s}}}' % (text, text)).rows["orders"]
+    group = GROUPS_FORMAT.decode('{"subscriptionGroupTable":{"billing":{"consumeEnable":%s,"retryMaxTimes":%s}}}' % (text, text))
+    assert (topic.order, topic.read_queue_nums) == (False, 16)
+    assert (group.rows["billing"].consume_enable, group.rows["billing"].retry_max_times) == (True, 16)
 
 
 def test_the_state_version_of_a_later_broker_stays(tmp_path):
