@@ -186,7 +186,7 @@ def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tu
 @queue_id_option
 @time_option("--timestamp", "timestamp_ms", required=True, help="The time; also milliseconds since 1970.")
 def offset_at(store: Path, settings: dict[str, str], topic: str, queue_id: int, timestamp_ms: int) -> Reply:
-    """Find the queue offset nearest to a store time. Of two equally near ones it is the older.
+    """Find the queue offset nearest to a store time. Of two equally near times it is the older.
 
     \b
     Example:

@@ -206,10 +206,11 @@ def _entry_of(view: mmap.mmap, number: int) -> tuple[int, int, int]:
 
 
 def offset_by_time(entries: QueueEntries, commit_log: MappedFileQueue, timestamp_ms: int, *, as_rocketmq: bool = False) -> int:
-    """Return the entry whose message was stored nearest to `timestamp_ms`, the older one on a tie.
+    """Return the first entry whose message was stored at `timestamp_ms`, else the nearest, the older one on a tie.
 
     The file is chosen by its last message, then its entries are searched by halving. 0 if no file has entries, or if a message in
-    the search cannot be read. `as_rocketmq`: the files' modification times choose, which a copy or a clock that was set back changes.
+    the search cannot be read. `as_rocketmq`: the files' modification times choose, which a copy or a clock that was set back changes,
+    the file before is not looked at, and of messages of one time it is any.
     """
     queue, _, min_offset, max_offset = entries
     start = (_file_by_time(queue, timestamp_ms, max_offset) if as_rocketmq
@@ -232,14 +233,16 @@ def offset_by_time(entries: QueueEntries, commit_log: MappedFileQueue, timestamp
         store_ms = message_stored_ms(commit_log, physical_offset, size_bytes)
         if store_ms < 0:
             return 0
-        if store_ms == timestamp_ms:
+        if store_ms == timestamp_ms and as_rocketmq:
             return (start + middle) // CQ_ENTRY_BYTES
-        if store_ms > timestamp_ms:
+        if store_ms >= timestamp_ms:
             high = middle - CQ_ENTRY_BYTES
             right, right_ms = middle, store_ms
         else:
             low = middle + CQ_ENTRY_BYTES
             left, left_ms = middle, store_ms
+    if left_ms is None and not as_rocketmq and (before_ms := _stored_ms(queue, commit_log, start + left)) >= 0:
+        left_ms = before_ms  # of the last entry of the file before
     if left_ms is None:
         chosen = right
     elif right_ms is None:

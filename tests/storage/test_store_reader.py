@@ -499,6 +499,22 @@ def test_offset_by_time_and_its_ties(builder):
         assert store.offset_by_time("X", 0, START_MS) == 0
 
 
+def test_the_nearest_message_is_found_where_a_queue_file_ends(builder):
+    put_all(builder, 25)  # one a second, ten in a file
+    with StoreReader(builder.root) as store:
+        for offset in range(24):
+            found = [store.offset_by_time("T", 0, START_MS + 1000 * offset + after_ms) for after_ms in (1, 499, 500, 501, 999)]
+            assert found == [offset, offset, offset, offset + 1, offset + 1], offset
+
+
+def test_the_oldest_message_of_just_that_time_is_found(builder):
+    for number in range(30):
+        builder.now_ms = START_MS + 1000 * (number // 15)
+        builder.put("T", b"x")
+    with StoreReader(builder.root) as store:
+        assert [store.offset_by_time("T", 0, START_MS + after_ms) for after_ms in (-1, 0, 500, 501, 1000, 9000)] == [0, 0, 14, 15, 15, 29]
+
+
 def test_rocketmq_picks_the_queue_file_by_its_modification_time(builder):
     put_all(builder, 25)
     for start in (0, 200, 400):
