@@ -136,11 +136,12 @@ def test_duckdb_and_polars_read_it_as_often_as_they_like(builder):
 
 
 LIMITED = """
-import itertools, sys
+import itertools, sys, threading
 import pyengine
 from pyengine.storage.store_reader import StoreReader
 narrowed = StoreReader._scan_narrowed
-StoreReader._scan_narrowed = lambda *a: (batch for first in narrowed(*a) for batch in itertools.repeat(first, 10**6))
+StoreReader._scan_narrowed = lambda *a: (
+    batch for first in narrowed(*a) for batch in itertools.repeat(first, 10**6) if threading.current_thread())  # which lists the thread
 log = pyengine.arrow.dataset(sys.argv[1])
 """
 

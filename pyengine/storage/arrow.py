@@ -75,7 +75,7 @@ class _Batches:
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = iter(batches)
-        self._is_ahead = self._is_over = False
+        self._is_ahead, self._is_over = True, False
         self._open.add(self)
 
     def __iter__(self) -> Self:
@@ -83,11 +83,12 @@ class _Batches:
 
     def __next__(self) -> pa.RecordBatch:
         thread = threading.get_ident()
-        if all(thread != each.ident for each in threading.enumerate()):
+        if thread in self._threads or all(thread != each.ident for each in threading.enumerate()):  # it lists what has logged too
             self._threads.add(thread)
-            self._is_ahead = True
             if self._is_over:
                 raise StopIteration
+        else:
+            self._is_ahead = False
         return next(self._batches)
 
     @classmethod
@@ -97,9 +98,11 @@ class _Batches:
         for each in cls._open:
             each._is_over = True
         each = None  # which would keep the last one
-        deadline_s = time.monotonic() + cls.PATIENCE_S
-        while (not cls._threads.isdisjoint(sys._current_frames())
-               or any(each._is_ahead for each in cls._open) and time.monotonic() < deadline_s):
+        since_s = time.monotonic()  # since when none is in Python
+        while (is_in_python := not cls._threads.isdisjoint(sys._current_frames())) or (
+                any(each._is_ahead for each in cls._open) and time.monotonic() < since_s + cls.PATIENCE_S):
+            if is_in_python:
+                since_s = time.monotonic()
             time.sleep(0.001)
 
 
