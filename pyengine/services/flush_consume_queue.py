@@ -75,7 +75,6 @@ class FlushConsumeQueueService(Service):
         self._adopted = AdoptedLog(context.store, self._unread_end(),
                                    lambda: native.load_position(self._control.min_offset), context.report)
         self._topics = TopicConfigs(context.store.root)
-        self._of_broker = config.broker_name, config.broker_cluster_name
         self._topics_blocked = BlockedReason(context.report)
         self._entered: dict[str, int] = {}  # topic -> the highest queue id that its entry in topics.json covers
         self._entered_stamp = 0             # the stamp of topics.json for which `_entered` is right
@@ -183,7 +182,7 @@ class FlushConsumeQueueService(Service):
         if not fresh:
             return
         try:
-            deleted = self._topics._enter(fresh, self._topic_queue_nums, self._of_broker)
+            deleted = self._topics._enter(fresh, self._topic_queue_nums)
         except FlushError:
             raise
         except EngineError as error:

@@ -327,15 +327,6 @@ def test_a_topic_of_a_new_message_is_entered_in_the_same_round_and_again_after_i
     assert topics.read().rows == {"orders": TopicConfig("orders", 1, 1)}
 
 
-def test_the_topics_of_broker_and_cluster_are_left_to_the_broker(rig):
-    """An entry like that of any topic would make them smaller than a broker's, and new topics after them."""
-    for topic in ("broker-a", "DefaultCluster", "T"):
-        rig.writer.put(b"x", topic=topic)
-    rig.dispatch()
-    rig.round()
-    assert TopicConfigs(rig.owner.root).read().rows.keys() == {"T"}
-
-
 def test_a_topic_that_is_deleted_after_its_last_put_is_not_entered_again(rig):
     topics = TopicConfigs(rig.owner.root)
     topics.create(TopicConfig("orders"))
