@@ -259,7 +259,7 @@ def _clear(target: Target, overwrite: bool) -> None:
         foreign = [name for name in sorted(names) if not _is_ours(posixpath.basename(name), names[name] is None)]
         if foreign:
             raise UsageError(f"{target.where} holds {foreign[0]}, which no export wrote: give another folder")
-        target.remove([RUN])  # first, so that a task of a killed run that creates a file later sees that it is over
+        target.remove([RUN, STATE])  # first: a killed run's task that creates a file later sees that it is over, and no run goes on
         target.empty()
     target.make("")
 

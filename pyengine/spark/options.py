@@ -400,8 +400,6 @@ def _check_together(options: ReadOptions) -> None:
         raise UsageError(f"option group = {options.group!r}: give it with view=queue or view=groups")
     if options.columns and options.schema_mode != "default":
         raise UsageError("give one of columns and schemaMode")
-    if options.columns and not options.include_body:
-        raise UsageError("give one of columns and includeBody: columns names what is read")
     for name in ("timestamp_ms", "physical_offset"):
         start, end = getattr(options, f"starting_{name}"), getattr(options, f"ending_{name}")
         if start is not None and end is not None and start > end:

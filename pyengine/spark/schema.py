@@ -97,7 +97,8 @@ def chosen_columns(options: ReadOptions) -> list[Column]:
     """Return the columns of the option `columns`, or those of schemaMode (without the body if includeBody is false)."""
     mode = MODES.get(options.schema_mode)
     if options.columns:
-        columns = [find_column(name) for asked in options.columns for name in (all_names() if asked == "*" else [asked])]
+        columns = [find_column(name) for asked in options.columns for name in (all_names() if asked == "*" else [asked])
+                   if asked != "*" or options.include_body or find_column(name).scanned != "body"]
         _refuse_doubles(column.name for column in columns)
     else:
         found = [column for column in COLUMNS if column.in_default] if mode is None else [find_column(name) for name in mode]

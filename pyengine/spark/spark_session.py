@@ -69,9 +69,10 @@ def is_running() -> bool:
     from pyspark.sql import SparkSession
 
     try:
-        return SparkSession.active() is not None
+        found = SparkSession.active()
     except PySparkRuntimeError:
         return False
+    return not hasattr(found, "_sc") or found._sc._jsc is not None  # a context may be stopped alone; Spark Connect has none
 
 
 @contextlib.contextmanager

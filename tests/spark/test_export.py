@@ -21,7 +21,7 @@ from pyarrow import parquet
 from damage import flip
 from fix_cli import run
 from fix_store_builder import StoreBuilder
-from pyengine.errors import CorruptionError, DiskFullError, EngineError, UsageError
+from pyengine.errors import CorruptionError, DiskError, DiskFullError, EngineError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import export, spark_session
 from pyengine.spark.export import RUN, STATE, SUCCESS, PartFiles, Target, escaped, export_parquet, write_groups
@@ -539,6 +539,24 @@ def test_an_incremental_export_that_overwrites_begins_anew(spark, builder, tmp_p
         done = export_parquet(spark, builder.root, tmp_path / "lake", incremental=True, overwrite=True, columns=columns)
         assert done.messages == spark.read.parquet(str(tmp_path / "lake")).count() == 60
     assert export_parquet(spark, builder.root, tmp_path / "lake", incremental=True, columns="topic,offset").messages == 0
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_after_an_overwrite_that_breaks_off_no_incremental_run_goes_on(spark, builder, tmp_path, monkeypatch):
+    given = {"incremental": True, "columns": "offset"}
+    export_parquet(spark, builder.root, tmp_path / "lake", **given)
+
+    def broken(target: Target) -> None:
+        next((tmp_path / "lake").glob("part-*")).unlink()
+        raise DiskError("cannot delete the rest")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Target, "empty", broken)
+        with pytest.raises(DiskError, match="the rest"):
+            export_parquet(spark, builder.root, tmp_path / "lake", overwrite=True, **given)
+    with pytest.raises(UsageError, match="is not empty: .*overwrite"):
+        export_parquet(spark, builder.root, tmp_path / "lake", **given)
 
 
 @pytest.mark.spark
