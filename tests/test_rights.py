@@ -255,6 +255,21 @@ def test_an_engine_of_root_leaves_a_store_to_its_user(give_store, make_engine, o
 
 
 @pytest.mark.root
+def test_a_new_store_of_root_in_another_users_folder_stays_roots_with_its_log_folders(tmp_path, make_engine):
+    theirs, disk = tmp_path / "theirs", tmp_path / "disk"
+    for folder, owner in ((theirs, NOBODY), (disk, 0)):
+        folder.mkdir()
+        os.chown(folder, owner, owner)
+    engine = make_engine(store_path_commit_log=f"{disk}/log,{theirs}/log")
+    engine.root = theirs / "store"
+    for settings in (engine.settings, {}):
+        engine.settings = settings
+        engine.start()
+        assert engine.stop()
+    assert {path.stat().st_uid for path in (*theirs.rglob("*"), *disk.rglob("*"))} == {0}
+
+
+@pytest.mark.root
 def test_a_shared_folder_that_another_user_made_is_refused(tmp_path):
     folder = SharedFolder(tmp_path / "pyengine-0123456789abcdef")
     folder.path.mkdir(mode=0o700)

@@ -166,7 +166,7 @@ def write_tables(
     root, folder = arguments.local_path(store), _usable(arguments.local_path(dest, "DEST"), to)
     refuse_inside(root, folder)
     refuse_path_of_others(folder)
-    make_folders(folder)
+    make_folders(folder, is_given=False)
     with locked_folder(folder), open_store(root, **(settings or {})) as reader:
         wanted = TablesState(to, store_identity(root), topics, 0, json=columns)
         state = _continued(folder, wanted)

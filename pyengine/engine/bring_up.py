@@ -101,7 +101,7 @@ def prepare_root(root: Path) -> None:
     if root.exists() and not root.is_dir():
         raise NotAStoreError(f"{root} is a file, not a directory")
     try:
-        make_folders(root)
+        make_folders(root, is_given=False)
         names = set(os.listdir(root)) - {"lost+found"}
     except PermissionError as error:
         raise NotAStoreError(f"{root} cannot be read: {error.strerror}") from None
@@ -135,7 +135,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, await_master: Ca
     store.list_complete_log()
     record_sizes(root, config)  # before there is a store: a consumer that waits for it must not read it with other sizes
     for writable in store.commit_log_folders.writable:
-        make_folders(writable)
+        make_folders(writable, is_given=bool(os.stat(root).st_uid))
     engine_id = ensure_engine_id(root)
     report, remembered, recorded = _recover(store, config, progress)
     presence, confirm, is_recovered = None, 0, report.state is RecoveryState.RECOVERED

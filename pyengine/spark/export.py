@@ -341,7 +341,7 @@ class Target:
     def make(self, folder: str) -> None:
         """Create the folder with its parents; in an object store, which has none, only test that it can be written to."""
         if self.is_local and not folder:
-            make_folders(Path(self._at("")))
+            make_folders(Path(self._at("")), is_given=False)
         elif not self.is_object_store:
             with disk_errors("make", f"{self.where}/{folder}"):
                 self.tree.system.create_dir(self._at(folder), recursive=True)

@@ -374,8 +374,9 @@ def _make_log_folders(root: str | os.PathLike[str], present: Mapping[str, Value]
     if any(folder.is_dir() for folder in known.all):
         for folder in wanted.writable:
             if folder not in known.all:
-                make_folders(folder)
-                owner, status = os.stat(root).st_uid, os.stat(folder)
+                owner = os.stat(root).st_uid
+                make_folders(folder, is_given=bool(owner))
+                status = os.stat(folder)
                 if os.geteuid() == 0 and status.st_uid != owner and not status.st_mode & 0o022:
                     raise ConfigError(f"{folder} belongs to user {status.st_uid}, and the store to user {owner}, who could not write "
                                       f"there: `chown {owner} {folder}`, then set it again")

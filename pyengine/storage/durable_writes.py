@@ -192,8 +192,11 @@ def _give_to_owner(descriptor: int, folder_fd: int) -> None:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
-def make_folders(folder: Path | str, *, is_synced: bool = True) -> None:
-    """Create `folder` and its missing parents, and sync the directory that contains each new one, unless the caller does."""
+def make_folders(folder: Path | str, *, is_synced: bool = True, is_given: bool = True) -> None:
+    """Create `folder` and its missing parents, and sync the directory that contains each new one, unless the caller does.
+
+    `is_given`: not for a folder that is not in a store yet; one of root stays root's.
+    """
     folder = Path(folder)
     missing = []
     while not folder.is_dir():
@@ -207,7 +210,7 @@ def make_folders(folder: Path | str, *, is_synced: bool = True) -> None:
         try:
             with opened(os.open(made.parent, _PLACE)) as parent:
                 os.mkdir(made.name, FOLDER_MODE, dir_fd=parent)
-                if os.geteuid() == 0:
+                if is_given and os.geteuid() == 0:
                     with opened(os.open(made.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)) as new:
                         if not os.listdir(new):  # else another one is in its place now
                             _give_to_owner(new, parent)
