@@ -3,7 +3,7 @@
     length i32 | header form u8, header length u24 | header | body        (big-endian; length counts what follows it)
 
 Any program that reaches the port can send a frame: every length is checked before it is used, and a header has at most
-JSON_BYTES_MAX, so that no frame takes long to decode. Wrong bytes raise WireError and no other exception. Texts are decoded as
+HEADER_BYTES_MAX, so that no frame takes long to decode. Wrong bytes raise WireError and no other exception. Texts are decoded as
 by Java: bytes that are not UTF-8 become U+FFFD, half a surrogate pair becomes `?`.
 """
 
@@ -21,8 +21,9 @@ from pyengine.formats.record import java_text
 
 JSON_FORM, BINARY_FORM = 0, 1
 ANSWER, ONE_WAY = 1, 2          # bits of `flag`
+HEADER_BYTES_MAX = 256 << 10    # its properties have at most 32,767, and JSON writes a control character with 6
 FIELDS_MAX = 256
-JSON_BYTES_MAX = 4 << 20        # of a header, and of a body that is JSON: a heartbeat, a list of queues
+JSON_BYTES_MAX = 1 << 20        # of a body that is JSON: a heartbeat, a list of queues
 VERSION = 409                   # RemotingCommand's number for 4.9.8
 LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST")
 CODE_MAX = 0x7FFF            # of a binary header
@@ -87,8 +88,8 @@ def decode_frame(data: bytes | memoryview) -> Frame:
         raise WireError("a frame without a header")
     mark = _MARK.unpack_from(data)[0]
     form, header_bytes = mark >> 24, mark & 0xFFFFFF
-    if header_bytes > JSON_BYTES_MAX or _MARK.size + header_bytes > len(data):
-        raise WireError(f"a header of {header_bytes} bytes in a frame of {len(data)}: at most {JSON_BYTES_MAX} are possible")
+    if header_bytes > HEADER_BYTES_MAX or _MARK.size + header_bytes > len(data):
+        raise WireError(f"a header of {header_bytes} bytes in a frame of {len(data)}: at most {HEADER_BYTES_MAX} are possible")
     header, body = bytes(data[_MARK.size:_MARK.size + header_bytes]), bytes(data[_MARK.size + header_bytes:])
     if form not in (JSON_FORM, BINARY_FORM):
         raise WireError(f"the header form {form} is not known")
@@ -98,8 +99,8 @@ def decode_frame(data: bytes | memoryview) -> Frame:
 def encode_frame(frame: Frame) -> bytes:
     """Encode a frame with its length field, in its own header form; WireError if a part is too long."""
     header = _encode_json(frame) if frame.form == JSON_FORM else _encode_binary(frame)
-    if len(header) > JSON_BYTES_MAX:
-        raise WireError(f"a header of {len(header)} bytes: at most {JSON_BYTES_MAX} are possible")
+    if len(header) > HEADER_BYTES_MAX:
+        raise WireError(f"a header of {len(header)} bytes: at most {HEADER_BYTES_MAX} are possible")
     length = _MARK.size + len(header) + len(frame.body)
     return b"".join((_LENGTH.pack(length), _MARK.pack(frame.form << 24 | len(header)), header, frame.body))
 

@@ -77,7 +77,7 @@ HOSTILE = {
     "no header": b"",
     "form": framed(7, b"{}"),
     "header beyond the frame": framed(0, b"{}", length=500),
-    "header too long": framed(0, b" " * (wire.JSON_BYTES_MAX + 1)),
+    "header too long": framed(0, b" " * (wire.HEADER_BYTES_MAX + 1)),
     "no json": framed(0, b"{"),
     "a list": framed(0, b"[]"),
     "deep": framed(0, b"[" * 60_000),
