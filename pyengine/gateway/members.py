@@ -46,6 +46,7 @@ EXPIRE_S = 5.0           # between two calls of Members.expire()
 LOCK_S = 60.0            # of an ordered queue without a renewal
 CLIENT_ID_CHARS_MAX = 512
 GROUPS_OF_CLIENT_MAX = 256   # in one heartbeat
+SUBSCRIPTIONS_MAX = 4096     # of one group
 SUBSCRIPTION_CHARS_MAX = 64 << 10  # of one topic: a pull parses it
 SUBSCRIPTION_BYTES_MAX = 64 << 20  # of all groups together, about
 QUEUES_MAX = 65_536          # in one request to lock or unlock
@@ -178,25 +179,28 @@ class Members:
     async def heart_beat(self, request: Request) -> Answer:
         """Register a client in the groups that it names; create new groups and their retry topics.
 
-        What exceeds a limit is left out, and the log and the answer say so.
+        What exceeds a limit is left out, and the log and the answer say so: an error only if the client has no group then, for on one
+        RocketMQ's does not note this version, and refuses to filter by SQL92.
         """
-        size_bytes, faults = len(request.frame.body), list[str]()
+        size_bytes, faults, code = len(request.frame.body), list[str](), codes.SYSTEM_ERROR
         if size_bytes > JSON_BYTES_MAX:
             faults.append(f"it has {size_bytes} bytes: at most {JSON_BYTES_MAX} are read")
         else:
             await self._take_heartbeat(request, faults)
+            code = codes.SUCCESS if any(self._groups_of.get(request.connection, ())) else code
         if not faults:
             return Answer()
         request.connection.report(f"a heartbeat of {request.connection.address} counts only in part, or not at all: {faults[0]}")
-        return Answer(codes.SYSTEM_ERROR, "; ".join(faults[:FAULTS_MAX]))
+        return Answer(code, "; ".join(faults[:FAULTS_MAX]))
 
     async def _take_heartbeat(self, request: Request, faults: list[str]) -> None:
         """Take a heartbeat; `faults` gets what of it exceeds a limit. WireError, and nothing is taken, if it is wrong."""
         heartbeat = read_object(request.frame.body)
         client_id = _client_id(heartbeat.get("clientID"))
-        consumers = [_group_of(each, faults) for each in _groups(heartbeat.get("consumerDataSet"), faults)]
+        consumers = [_group_of(each, faults)
+                     for each in _first(GROUPS_OF_CLIENT_MAX, "groups", heartbeat.get("consumerDataSet"), faults)]
         producers = [_name(as_object(each).get("groupName"), group_fault)
-                     for each in _groups(heartbeat.get("producerDataSet"), faults)]
+                     for each in _first(GROUPS_OF_CLIENT_MAX, "groups", heartbeat.get("producerDataSet"), faults)]
         entered: list[Group] = []
         for group in consumers:
             with _noting(faults, group.name):
@@ -620,32 +624,35 @@ def _noting(faults: list[str], name: str) -> Iterator[None]:
         faults.append(f"{name}: {error}")
 
 
-def _groups(sent: object, faults: list[str]) -> list[Any]:
-    """Return the first groups of a heartbeat."""
+def _first(most: int, what: str, sent: object, faults: list[str]) -> list[Any]:
+    """Return the first rows of a list in a heartbeat."""
     found = _list(sent)
-    if len(found) > GROUPS_OF_CLIENT_MAX:
-        faults.append(f"{len(found)} groups: at most {GROUPS_OF_CLIENT_MAX} are taken")
-    return found[:GROUPS_OF_CLIENT_MAX]
+    if len(found) > most:
+        faults.append(f"{len(found)} {what}: at most {most} are taken")
+    return found[:most]
 
 
 def _group_of(sent: object, faults: list[str]) -> Group:
-    """Return a group of a heartbeat; `faults` gets a sentence about a subscription that is too long, and left out."""
+    """Return a group of a heartbeat; `faults` gets a sentence about each subscription that is left out."""
     fields = as_object(sent)
+    name = _name(fields.get("groupName"), group_fault)
     subscriptions: dict[str, Subscription] = {}
-    for each in _list(fields.get("subscriptionDataSet")):
+    for each in _first(SUBSCRIPTIONS_MAX, f"topics of {name}", fields.get("subscriptionDataSet"), faults):
         one = as_object(each)
         text, version, kind = one.get("subString"), one.get("subVersion", 0), one.get("expressionType")
         if not isinstance(text, str | None) or type(version) is not int or not isinstance(kind, str | None):
             raise WireError("a subscription whose fields have wrong types")
         topic = _name(one.get("topic"), topic_fault)
-        if len(text or "") + len(kind or "") > SUBSCRIPTION_CHARS_MAX:
+        if kind not in (None, "", TAG, SQL):
+            faults.append(f"{topic}: a subscription that is neither {TAG} nor {SQL}")
+        elif len(text or "") > SUBSCRIPTION_CHARS_MAX:
             faults.append(f"{topic}: a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
-            continue
-        subscriptions[topic] = subscription_of(topic, text, version, kind)
+        else:
+            subscriptions[topic] = subscription_of(topic, text, version, kind)
     words = [fields.get(name) for name in ("consumeType", "messageModel", "consumeFromWhere")]
     if not all(word is None or isinstance(word, str) and len(word) < 64 for word in words):
         raise WireError("a group whose type, model or start is not a short text")
-    return Group(_name(fields.get("groupName"), group_fault), words[0] or PASSIVELY, words[1] or CLUSTERING,
+    return Group(name, words[0] or PASSIVELY, words[1] or CLUSTERING,
                  words[2] or "CONSUME_FROM_LAST_OFFSET", fields.get("unitMode") is True, subscriptions=subscriptions)
 
 

@@ -11,7 +11,7 @@ import pytest
 import pyengine
 from fix_gateway import LocalClient, heartbeat, send_fields, subscription
 from pyengine.gateway import codes
-from pyengine.gateway.members import LOCK_S, Members, queue_table
+from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Members, queue_table
 from pyengine.gateway.wire import ANSWER, JSON_BYTES_MAX, JSON_FORM, Frame, WireError, encode_frame, write_json
 from pyengine.storage import durable_file
 from pyengine.storage.config_table import TopicConfig
@@ -182,10 +182,31 @@ def test_a_group_has_as_many_topics_and_tags_as_its_client_says(served):
 def test_a_subscription_beyond_the_limit_leaves_out_nothing_else_and_is_in_the_log(served):
     client, text = served.broker(), "x" * 70_000
     answer = heartbeat(client, "me", "partly", subscription("T"), subscription("toolong", text), subscription("U"))
-    assert answer.code == codes.SYSTEM_ERROR and answer.remark.startswith("toolong: a subscription of more than 65536 characters")
+    assert answer.code == codes.SUCCESS, "otherwise RocketMQ's client would take this for a broker without SQL92"
+    assert answer.remark.startswith("toolong: a subscription of more than 65536 characters")
     found = json.loads(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "partly"}).body)
     assert sorted(found["subscriptionTable"]) == ["T", "U"]
     eventually(lambda: "counts only in part, or not at all: toolong: " in served.engine.log(), "the log says so")
+
+
+def test_topics_and_kinds_that_are_too_many_are_left_out_alone(served):
+    client = served.broker()
+    answer = heartbeat(client, "me", "most", *(subscription(f"T{number}") for number in range(SUBSCRIPTIONS_MAX + 1)))
+    assert (answer.code, answer.remark) == (codes.SUCCESS, "4097 topics of most: at most 4096 are taken")
+    others = subscription("K", kind="k" * 60_000), subscription("S", "a = 1", kind="SQL92")
+    answer = heartbeat(client, "me", "kinds", subscription("T"), *others)
+    assert (answer.code, answer.remark) == (codes.SUCCESS, "K: a subscription that is neither TAG nor SQL92")
+
+    def topics(group):
+        return json.loads(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}).body)["subscriptionTable"]
+
+    assert len(topics("most")) == SUBSCRIPTIONS_MAX and sorted(topics("kinds")) == ["S", "T"]
+
+
+def test_a_client_without_any_of_its_groups_is_told_by_an_error(monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.members.GROUPS_MAX", 0)
+    answer = Connected().beat(Members(None), "c", producers=["p"])
+    assert answer.code == codes.SYSTEM_ERROR and "are connected already" in answer.remark
 
 
 def test_a_heartbeat_whose_texts_are_not_utf8_registers_its_client(served):
