@@ -201,10 +201,10 @@ class AccessList:
         with exclusive(path), self._lock:
             try:
                 with open_private(path, "the gateway's access list", "gateway_acl_file", AccessError) as file:
-                    content = file.read(LIST_BYTES_MAX + 1)
+                    content, owner = file.read(LIST_BYTES_MAX + 1), os.fstat(file.fileno())
             except OSError as error:
                 raise AccessError(f"the access list in {path} cannot be read: {error.strerror} (gateway_acl_file)") from None
-            write_config(path, change_list(content, edit), keep_backup=False, mode=LOCK_MODE)
+            write_config(path, change_list(content, edit), keep_backup=False, mode=LOCK_MODE, owner=owner)
             return self.reload()
 
     def handlers(self, address: Address, executor: TurnExecutor, report: Report) -> Handlers:

@@ -115,30 +115,34 @@ def create_files(paths: Sequence[str], size_bytes: int, *, allocate: Allocation)
 Content = bytes | Callable[[os.stat_result], bytes]  # of a file, or a function that makes it from the new file's status
 
 
-def write_config(path: Path | str, content: Content, *, keep_backup: bool = True, mode: int = FILE_MODE) -> None:
+def write_config(path: Path | str, content: Content, *, keep_backup: bool = True, mode: int = FILE_MODE,
+                 owner: os.stat_result | None = None) -> None:
     """Replace `path` by `content`, atomically and durably; the old content is kept as `path.bak`.
 
     Once `path` exists it exists at every moment (RocketMQ's own way has a gap). With a stricter `mode` no file with more
-    rights ever has the content. Raises DiskFullError, DiskError or FlushError; the old file is still in place then.
+    rights ever has the content. A new file of root belongs to the owner of `owner`, else of the old file, else of the folder.
+    Raises DiskFullError, DiskError or FlushError; the old file is still in place then.
     """
     path = Path(path)
     require_held(path)
     make_folders(path.parent)
     try:
+        with contextlib.suppress(FileNotFoundError):
+            owner = owner or os.lstat(path)
         try:
-            _replace(path, content, keep_backup, mode)
+            _replace(path, content, keep_backup, mode, owner)
         except FileNotFoundError:  # an engine that starts has swept the temporary file away (sweep_unfinished)
-            _replace(path, content, keep_backup, mode)
+            _replace(path, content, keep_backup, mode, owner)
     except OSError as error:
         raise disk_error(error, "write", path) from error
     sync_folder(path.parent)
     failpoint("config_durable")
 
 
-def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None:
+def _replace(path: Path, content: Content, keep_backup: bool, mode: int, owner: os.stat_result | None) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with opened(open_new(temporary, mode)) as descriptor:
+        with opened(open_new(temporary, mode, owner=owner)) as descriptor:
             failpoint("config_opened")
             pwrite_all(descriptor, content(os.fstat(descriptor)) if callable(content) else content, 0, path)
             failpoint("config_written")
@@ -153,7 +157,7 @@ def _replace(path: Path, content: Content, keep_backup: bool, mode: int) -> None
             os.unlink(temporary)
 
 
-def open_new(path: str | os.PathLike[str], mode: int = FILE_MODE, folder: int | None = None) -> int:
+def open_new(path: str | os.PathLike[str], mode: int = FILE_MODE, folder: int | None = None, owner: os.stat_result | None = None) -> int:
     """Create a file and open it for writing; what has that name is removed, never written to or followed. OSError.
 
     `folder` is an open folder that a relative path begins in; None: the current one.
@@ -161,7 +165,7 @@ def open_new(path: str | os.PathLike[str], mode: int = FILE_MODE, folder: int | 
     So a file of another user that has a second name there, by a hard link or a symbolic one, is not changed.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    create = open_given if folder is None else functools.partial(os.open, dir_fd=folder)
+    create = functools.partial(open_given, owner=owner) if folder is None else functools.partial(os.open, dir_fd=folder)
     try:
         return create(path, flags, mode)
     except FileExistsError:  # from a crash
@@ -170,8 +174,8 @@ def open_new(path: str | os.PathLike[str], mode: int = FILE_MODE, folder: int | 
         return create(path, flags, mode)
 
 
-def open_given(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) -> int:
-    """Open a file, with O_CREAT in `flags`; what root creates by that belongs to the owner of its folder. OSError.
+def open_given(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE, owner: os.stat_result | None = None) -> int:
+    """Open a file, with O_CREAT in `flags`; what root creates by that belongs to the owner of `owner`, else of its folder. OSError.
 
     So whatever root does with a store, the store's user can use its files afterwards, and so it is with the folders of make_folders().
     Only a file that this call creates is given away, in the folder that it is in: a link to another place is none.
@@ -180,14 +184,14 @@ def open_given(path: str | os.PathLike[str], flags: int, mode: int = FILE_MODE) 
         folder, name = os.path.split(path)
         with contextlib.suppress(FileExistsError), opened(os.open(folder or ".", _PLACE)) as folder_fd:
             descriptor = os.open(name, flags | os.O_EXCL, mode, dir_fd=folder_fd)
-            _give_to_owner(descriptor, folder_fd)
+            _give_to_owner(descriptor, folder_fd, owner)
             return descriptor
     return os.open(path, flags, mode)
 
 
-def _give_to_owner(descriptor: int, folder_fd: int) -> None:
-    """If root has just made this file or folder in an open folder, give it to the folder's owner."""
-    if os.geteuid() == 0 and (owner := os.fstat(folder_fd)).st_uid:
+def _give_to_owner(descriptor: int, folder_fd: int, owner: os.stat_result | None = None) -> None:
+    """If root has just made this file or folder in an open folder, give it to the owner of `owner`, else of the folder."""
+    if os.geteuid() == 0 and (owner := owner or os.fstat(folder_fd)).st_uid:
         with contextlib.suppress(OSError):  # in a container without that right, or on a file system without users
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 

@@ -367,6 +367,21 @@ def put_account(access, **fields):
     return access.change(lambda told: acl_file.put_account(told, {"accessKey": "new-key", "secretKey": "new-secret", **fields}))
 
 
+@pytest.mark.root
+def test_a_changed_list_of_root_in_another_users_folder_stays_roots(access, tmp_path):
+    os.chown(tmp_path, 65534, 65534)
+    path = tmp_path / "plain_acl.yml"
+
+    def edit(told: dict) -> None:
+        path.unlink()  # the folder's user does so
+        acl_file.put_account(told, {"accessKey": "new-key", "secretKey": "new-secret"})
+
+    for change in (lambda: put_account(access), lambda: access.change(edit)):
+        assert "3 accounts" in change()
+        assert path.stat().st_uid == 0
+    assert "3 accounts" in AccessList(tmp_path, EngineConfig(gateway_acl_file="plain_acl.yml")).reload()
+
+
 def test_a_changed_account_counts_at_once_and_the_rest_of_the_file_is_as_it_was(access, tmp_path):
     path = tmp_path / "plain_acl.yml"
     written = "# of the operator\nowner: ops\n" + LIST.replace("203.0.113.*", "203.0.113.*\n  note: [kept]")

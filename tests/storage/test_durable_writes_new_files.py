@@ -132,6 +132,17 @@ def test_new_files_and_folders_of_root_belong_to_the_owner_of_the_folder_that_th
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("owner", [0, 65533])
+def test_a_config_that_root_replaces_keeps_its_owner(tmp_path, owner):
+    path = tmp_path / "engine.toml"
+    path.touch()
+    os.chown(path, owner, owner)
+    os.chown(tmp_path, 65534, 65534)
+    write_config(path, b"x = 1")
+    assert {(file.stat().st_uid, file.stat().st_gid) for file in tmp_path.iterdir()} == {(owner, owner)}
+
+
+@pytest.mark.root
 def test_a_file_of_root_to_which_another_user_made_a_link_stays_roots(tmp_path):
     theirs, files = tmp_path / "theirs", [tmp_path / "old", tmp_path / "new"]
     theirs.mkdir()
