@@ -4,7 +4,8 @@ A backup or a table that is filled from the log needs segments for longer than a
 (ipc/cleaning.py). Its hold has the offset from which on the log is kept, and an expiry time. The cleaner deletes no segment
 at or beyond the lowest held offset, unless the disk is fuller than disk_space_clean_forcibly_ratio. The owner renews
 its hold while it works; the hold ends at its expiry time even if the owner is dead. A damaged file holds
-nothing; one that cannot be read holds everything until it is ten minutes old; `status` names both. Deleting the file ends a hold too.
+nothing; one that cannot be read holds everything until it is as old as its hold can last: a backup's ten minutes, another seven days.
+`status` names both. Deleting the file ends a hold too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FOLDER = "log-holds"
 HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that expires later than this is a mistake, for example of a wrong clock
 CLOCK_GRACE_MS = 3_600_000  # tolerance for different clocks of owner and cleaner, and for an owner that renews late
 CLOCK_STEP_MS = 60_000
-UNREAD_MS = 600_000  # how long after its last write a file that cannot be read may hold the log
+UNREAD_BACKUP_MS = 600_000  # how long after its last write the file of a backup that cannot be read may hold the log
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -80,7 +81,8 @@ def read_log_holds(root: Root) -> list[LogHold]:
         try:
             hold, damage = _record(name).read(root)
         except DiskError as error:
-            found.append(LogHold(name, "an unknown owner", 0, UNREAD_MS + _written_ms(folder / name, error), str(error)))
+            longest_ms = UNREAD_BACKUP_MS if name.startswith("backup-") else HOLD_MS_MAX
+            found.append(LogHold(name, "an unknown owner", 0, longest_ms + _written_ms(folder / name, error), str(error)))
             continue
         if hold is not None and hold.name == name:
             found.append(hold)

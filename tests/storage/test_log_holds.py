@@ -55,9 +55,9 @@ def test_a_file_that_cannot_be_believed_holds_nothing_and_is_named(tmp_path, con
 
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
 def test_a_hold_that_cannot_be_read_may_hold_everything_for_as_long_as_a_killed_backups(tmp_path, monkeypatch, clock, number):
-    hold, lasts = LogHold("a", "backup", 500, NOW_MS + 700_000), number in (errno.ENFILE, errno.ENOMEM)
+    hold, lasts = LogHold("backup-0", "backup", 500, NOW_MS + 700_000), number in (errno.ENFILE, errno.ENOMEM)
     write_log_hold(tmp_path, hold)
-    os.utime(tmp_path / "config/log-holds/a", (NOW_MS / 1000, NOW_MS / 1000))
+    os.utime(tmp_path / "config/log-holds/backup-0", (NOW_MS / 1000, NOW_MS / 1000))
 
     def refuse(path):
         raise OSError(number, "refused", str(path))
@@ -70,6 +70,18 @@ def test_a_hold_that_cannot_be_read_may_hold_everything_for_as_long_as_a_killed_
             assert (found is not None and found.offset == 0) is holds, age_ms
         assert "cannot read" in (damage := read_log_holds(tmp_path)[0].damage) and "refused" in damage, "status shows it"
     assert lowest_log_hold(tmp_path, NOW_MS) == hold
+
+
+def test_a_hold_of_tables_that_cannot_be_read_may_hold_everything_for_as_long_as_any(tmp_path, monkeypatch):
+    write_log_hold(tmp_path, LogHold("tables-0", "tables", 500, NOW_MS + 2000))
+    os.utime(tmp_path / "config/log-holds/tables-0", (NOW_MS / 1000, NOW_MS / 1000))
+
+    def refuse(path):
+        raise OSError(errno.EIO, "refused", str(path))
+
+    monkeypatch.setattr("pyengine.formats.small_file.read_small_file", refuse)
+    for age_ms, holds in ((0, True), (HOLD_MS_MAX - 1, True), (HOLD_MS_MAX, False)):
+        assert (lowest_log_hold(tmp_path, NOW_MS + age_ms) is not None) is holds, age_ms
 
 
 def test_every_flipped_bit_is_found(tmp_path):
