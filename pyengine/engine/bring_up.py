@@ -76,11 +76,11 @@ QUEUE_SLOTS_MIN = 4096
 POOL_AT_ONCE_BYTES = 256 << 20  # this part of the pool is made before READY, the rest while the engine runs
 _STORE_NAMES = frozenset(("commitlog", "consumequeue", "index", "checkpoint", "config", "lock", "abort", log_file.NAME))
 SLAVE = "SLAVE"
-# In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 36 descriptors.
+# In an engine with all kinds of workers, a producer and forty queues the process that opens the most has 37 descriptors.
 DESCRIPTORS_MIN = 48
 DESCRIPTORS_RAISED_TO = 2048  # enough for the most producers and pool buffers that can be set
 # Of the writer, beside one for each session and two for each pool buffer: its objects and some segments that are not flushed yet.
-WRITER_DESCRIPTORS = 27
+WRITER_DESCRIPTORS = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, await_master: Ca
     record_sizes(root, config)  # before there is a store: a consumer that waits for it must not read it with other sizes
     for writable in store.commit_log_folders.writable:
         make_folders(writable, is_given=bool(os.stat(root).st_uid))
+    lock.hold_log()
     engine_id = ensure_engine_id(root)
     report, remembered, recorded = _recover(store, config, progress)
     presence, confirm, is_recovered = None, 0, report.state is RecoveryState.RECOVERED

@@ -69,6 +69,7 @@ class Worker:
         self._settings_seq = waiting.load_sequence(memory.control.settings_seq)
         self.config = read_run_settings(memory.folder)  # may fail, and attach() tries again with another store: watch() comes after it
         set_log_folders(store.root, self.config.store_path_commit_log, self.config.read_only_commit_log_store_paths)
+        lock.hold_log()
         store.watch(ID_NAME)
         self.kind = kind
         self.store = store

@@ -6,6 +6,9 @@
 | 0 | exclusive | the owner while it recovers the store; RocketMQ while it runs (a POSIX record lock) |
 | 16 + k | exclusive | the only living worker of kind k (k = 0: the supervisor) |
 
+Each of them also has a shared lock on each folder of the log, on a byte whose number the store's `lock` decides: a lock on another byte is
+that of another store, a copy whose settings name the original's folder.
+
 The file has RocketMQ's four letters; pyengine writes them only if they are missing, so the modification time tells whether
 RocketMQ has started on the store since.
 
@@ -34,8 +37,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pyengine.arguments import Closing
+from pyengine.arguments import INT64_MAX, Closing
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, command, disk_error
+from pyengine.formats.paths import log_folders
 from pyengine.formats.small_file import open_regular, opened
 from pyengine.ipc.shared_objects import CONTROL, KIND_NAMES, SharedFolder, removed_names
 from pyengine.native import control as native
@@ -80,6 +84,7 @@ class StoreLock(Closing):
         if create:
             refuse_shared(root)
         self.path = Path(root) / "lock"
+        self._log_folders: dict[Path, int] = {}
         flags = os.O_RDWR | os.O_CLOEXEC
         try:
             self._descriptor = open_given(self.path, flags | os.O_CREAT) if create else os.open(self.path, flags)
@@ -99,6 +104,7 @@ class StoreLock(Closing):
         StoreRefusedError for a store that this engine must not write to (storage/later_format.py).
         """
         require_known_format(self.path.parent)
+        self.hold_log()
         if not self._set(KIND_BYTE, EXCLUSIVE):
             root = self.path.parent
             raise StoreBusyError(f"{root} is in use by another engine or repair: {how_to_use(root)}")
@@ -138,6 +144,19 @@ class StoreLock(Closing):
         """
         return self._set(OWNER_BYTE, SHARED)
 
+    def hold_log(self) -> None:
+        """Lock the folders of the log that exist now; StoreBusyError if an engine or a repair of another store has one."""
+        status = os.fstat(self._descriptor)
+        byte = 1 + (status.st_dev << 40 ^ status.st_ino) % (INT64_MAX - 1)
+        for folder in log_folders(self.path.parent).all:
+            with contextlib.suppress(OSError, DiskError):  # it does not exist, or the file system has no such locks
+                if folder not in self._log_folders:
+                    self._log_folders[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                    try_lock(self._log_folders[folder], byte, folder, SHARED)
+                if any(find_lock(self._log_folders[folder], *others) for others in ((0, byte), (byte + 1, 0))):
+                    raise StoreBusyError(f"{folder} has the log of another store, which is in use: give this one a copy of that folder, "
+                                         f"with --set store_path_commit_log=COPY (`fuser {folder}` names the processes that use it)")
+
     def take_kind(self, kind: int) -> None:
         """Lock the byte of this kind, as its only living worker, or raise StoreBusyError."""
         if not self._set(KIND_BYTE + kind, EXCLUSIVE):
@@ -152,6 +171,8 @@ class StoreLock(Closing):
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+        while self._log_folders:
+            os.close(self._log_folders.popitem()[1])
 
     def _set(self, byte: int, how: int) -> bool:
         return try_lock(self._descriptor, byte, self.path, how)

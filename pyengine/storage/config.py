@@ -259,7 +259,7 @@ def load_config(
 
     if root is not None and not asked.keys().isdisjoint(LOG_PATHS):
         given = from_file | {name: value for name, (value, _) in asked.items()}
-        _refuse_lost_segments(named_log_folders(root, from_file), named_log_folders(root, given))
+        _refuse_lost_segments(root, named_log_folders(root, from_file), named_log_folders(root, given))
         set_log_folders(root, *(str(given.get(name, "")) for name in LOG_PATHS))  # the sizes are derived from the files there
     elif root is not None and not from_file.keys().isdisjoint(LOG_PATHS):
         refuse_folders_of_others(root, log_folders(root).all)
@@ -348,8 +348,12 @@ def named_log_folders(root: str | os.PathLike[str], values: Mapping[str, Value])
     return folders_of(root, *(str(values.get(name, "")) for name in LOG_PATHS))
 
 
-def _refuse_lost_segments(known: LogFolders, wanted: LogFolders) -> None:
-    """Refuse to change the folders of a log if a segment is in none of the new ones. A folder that is not there is given up."""
+def _refuse_lost_segments(root: str | os.PathLike[str], known: LogFolders, wanted: LogFolders) -> None:
+    """Refuse to change the folders of a log if a segment is in none of the new ones. A folder that is not there is given up.
+
+    A folder that is not in the store, in a copy, is the original's.
+    """
+    from pyengine.storage.engine_id import read_engine_id
 
     def segments(folders: Iterable[Path]) -> dict[str, Path]:
         found = dict[str, Path]()
@@ -358,7 +362,9 @@ def _refuse_lost_segments(known: LogFolders, wanted: LogFolders) -> None:
                 found |= {name: folder for name in os.listdir(folder) if parse_segment_name(name) is not None}
         return found
 
-    there, new = segments(known.all), segments(wanted.all)
+    identity = read_engine_id(root)
+    is_copy = identity is not None and identity.is_copy
+    there, new = segments(folder for folder in known.all if not is_copy or folder.is_relative_to(root)), segments(wanted.all)
     if left := there.keys() - new:
         name, folder = min(left), there[min(left)]
         raise ConfigError(f"{folder} has segments of this log ({name}) that are in no folder of store_path_commit_log = "

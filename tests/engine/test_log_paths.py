@@ -12,7 +12,7 @@ import pyengine
 from fix_cli import run
 from fix_engine import MODES
 from pyengine.engine_config import Geometry
-from pyengine.errors import CorruptionError
+from pyengine.errors import CorruptionError, ExitCode
 from pyengine.storage.commit_log import list_log
 from pyengine.storage.config import config_path
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -108,6 +108,34 @@ def test_an_edit_of_the_file_moves_no_process_of_a_running_engine_to_other_folde
     assert run("config", "set", engine.root, "store_path_commit_log=commitlog,other").code == 0
     engine.start()
     assert read_all(engine.root) == list(range(2 * MESSAGES))
+
+
+@pytest.mark.timeout(240)
+def test_a_copy_does_not_write_the_log_of_an_engine_that_runs(make_engine, tmp_path):
+    log, copy, copied_log = tmp_path / "log", tmp_path / "copy", tmp_path / "copied-log"
+    engine = make_engine(**SMALL, store_path_commit_log=str(log))
+    engine.start()
+    put_all(engine.root)
+    shutil.copytree(engine.root, copy)
+    for command in ("start", "recover"):
+        refused = run(command, copy)
+        assert refused.code == ExitCode.BUSY and f"{log} has the log of another store, which is in use" in refused.stderr, refused
+    engine.suspend("supervisor")  # its workers have the folder too
+    engine.kill("supervisor")
+    eventually(lambda: "supervisor" not in engine.pids(), "it is dead")
+    assert run("start", copy).code == ExitCode.BUSY
+    assert engine.start()["adopted"]
+    shutil.copytree(log, copied_log)
+    put_all(engine.root, MESSAGES)  # the original goes on: what the copy lacks is none of its segments
+    started = run("start", copy, "--set", f"store_path_commit_log={copied_log}")
+    try:
+        assert started.code == 0, started
+        put_all(copy, 2 * MESSAGES)
+    finally:
+        assert run("stop", copy).code == 0
+    assert engine.stop()
+    assert read_all(engine.root) == list(range(2 * MESSAGES))
+    assert read_all(copy) == [*range(MESSAGES), *range(2 * MESSAGES, 3 * MESSAGES)]
 
 
 @pytest.mark.java
