@@ -12,6 +12,7 @@ import click
 from pyengine.cli import output
 from pyengine.cli.output import GivenPath, Reply, StoreArgument, answers, set_option, store_command
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, NotAStoreError, UsageError, command
+from pyengine.formats.paths import PATH_SEPARATOR
 from pyengine.formats.small_file import parse_properties, read_small_text
 from pyengine.settings import Setting, join_address
 from pyengine.storage.config import (
@@ -281,10 +282,20 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
             except ConfigError:
                 found = [_without_setting(key, value, root)]
             else:
-                found = [take(name, value)]
+                here = _in_store(root, properties, value) if name in LOG_PATHS else value
+                found = [take(name, here)] + [(f"in {root}: {here}", True)] * (here != value)
         rows.append({"key": key, "value": value, "outcome": "; ".join(outcome for outcome, _ in found),
                      "is_note": any(note for _, note in found)})
     return settings, rows
+
+
+def _in_store(root: Path | None, properties: Mapping[str, str], folders: str) -> str:
+    """Return folders of a broker's log for the store at `root`: those in another storePathRootDir are that store's."""
+    there = properties.get("storePathRootDir", "")
+    if root is None or not there or Path(there).resolve() == root.resolve():
+        return folders
+    pieces = (Path(piece.strip()) for piece in folders.split(PATH_SEPARATOR) if piece.strip())
+    return PATH_SEPARATOR.join(str(piece.relative_to(there) if piece.is_relative_to(there) else piece) for piece in pieces)
 
 
 def _store_host(properties: Mapping[str, str]) -> tuple[str | None, str]:

@@ -163,6 +163,16 @@ def test_a_wrong_value_in_a_brokers_file_is_refused(tmp_path, text, says):
     assert ran.code == 2 and says in ran.stderr
 
 
+def test_a_log_in_the_brokers_store_is_taken_as_one_in_the_store_that_is_named(tmp_path):
+    conf, theirs, mine = tmp_path / "broker.conf", tmp_path / "theirs", tmp_path / "mine"
+    conf.write_text(f"storePathRootDir={theirs}\nstorePathCommitLog={theirs}/log, /disk/log\n")
+    document = run("config", "explain", mine, "--broker-conf", conf, "--json").document
+    assert next(row["value"] for row in document["settings"] if row["name"] == "store_path_commit_log") == "log,/disk/log"
+    assert outcomes(document)["storePathCommitLog"] == f"taken as store_path_commit_log; in {mine}: log,/disk/log"
+    document = run("config", "explain", theirs, "--broker-conf", conf, "--json").document
+    assert outcomes(document)["storePathCommitLog"] == "taken as store_path_commit_log"
+
+
 def test_without_an_address_the_store_host_is_not_guessed(tmp_path):
     path = tmp_path / "broker.conf"
     path.write_text("listenPort=10931\n")
