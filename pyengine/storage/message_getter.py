@@ -34,6 +34,7 @@ from pyengine.storage.mapped_file import MappedFileQueue
 use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
+SHORT_CHARS = 8192  # of a condition, which takes 300 KB at most
 _SQL_CHARACTERS = re.compile(r"""[\s=<>()'"]""", re.ASCII)
 
 
@@ -44,7 +45,7 @@ class TagFilter(NamedTuple):
     codes: bytes
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)  # a MB each at most
 def filter_by_tags(tags: tuple[str, ...]) -> TagFilter:
     """Return the filter for messages with one of these different tags."""
     return TagFilter(frozenset(tags), struct.pack(f"={len(tags)}i", *map(string_hash, tags)))
@@ -57,7 +58,7 @@ def parse_subscription(text: str | None) -> TagFilter | None:
     return _tag_filter(text)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)  # a MB each at most
 def _tag_filter(text: str) -> TagFilter:
     tags = frozenset(java_trim(piece) for piece in text.split(TAG_SEPARATOR))
     if "" in tags:
@@ -67,14 +68,15 @@ def _tag_filter(text: str) -> TagFilter:
     return filter_by_tags(tuple(tags))
 
 
-@functools.lru_cache(maxsize=64)
-def _condition(text: str, ignores_rest: bool) -> SqlFilter:
-    return SqlFilter(text, ignores_rest=ignores_rest)
+_short_condition = functools.lru_cache(maxsize=64)(SqlFilter)
+_long_condition = functools.lru_cache(maxsize=4)(SqlFilter)  # 3 MB each at most
 
 
 def parse_condition(sql: str | None, *, ignores_rest: bool = False) -> SqlFilter | None:
     """Parse an SQL92 condition, as SqlFilter does; None for None or an empty text. UsageError says where the text is wrong."""
-    return _condition(sql, ignores_rest) if sql is not None and arguments.text(sql, "sql").strip() else None
+    if sql is None or not arguments.text(sql, "sql").strip():
+        return None
+    return (_short_condition if len(sql) <= SHORT_CHARS else _long_condition)(sql, ignores_rest=ignores_rest)
 
 
 class Wanted(NamedTuple):

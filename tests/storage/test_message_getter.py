@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 from pyengine.formats.record import decode_record
 from pyengine.results import GetResult, GetStatus
-from pyengine.storage.message_getter import GetFigures, GetStatistics
+from pyengine.storage.message_getter import GetFigures, GetStatistics, parse_condition
 from record_bytes import encode_record
 
 
@@ -39,3 +40,14 @@ def test_threads_that_share_a_reader_lose_no_count():
     for thread in threads:
         thread.join()
     assert statistics.figures.missed == 8000
+
+
+def test_conditions_that_are_remembered_take_few_megabytes():
+    """Clients choose them: a hundred of the longest ones would take more than a gateway may have for all that waits."""
+    tracemalloc.start()
+    try:
+        for number in range(12):
+            assert parse_condition(" OR ".join(["a=1"] * 2000) + f" OR a={number}") is not None
+        assert tracemalloc.get_traced_memory()[0] < 15 << 20
+    finally:
+        tracemalloc.stop()
