@@ -572,9 +572,8 @@ class Relays:
             return offsets
 
         offsets = await self._executor.run(find)
-        if only >= 0:
-            await self._offsets.flush()  # rewrite() drops what waits, of the other queues too
-        await self._offsets.rewrite(lambda table: set_offsets(self._reader.root, table, group_key(topic, group), offsets), group, topic)
+        await self._offsets.rewrite(lambda table: set_offsets(self._reader.root, table, group_key(topic, group), offsets), group, topic,
+                                    offsets)
         broker_name = self._address.broker_name
         table = write_json({"offsetTable": ObjectKeys(
             {(("brokerName", broker_name), ("queueId", queue_id), ("topic", topic)): offset for queue_id, offset in offsets.items()})})

@@ -17,7 +17,7 @@ import contextlib
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -273,7 +273,6 @@ class Shares:
         now_s, config = time.monotonic(), self._names.recent_topic(topic)
         number = 0 if config is None else config.read_queue_nums
         if len(share.queues) < number and now_s >= share.claim_due_s:
-            share.claim_due_s = now_s + CLAIM_AGAIN_S
             # It completes even if the client ends meanwhile: otherwise nobody would know what was claimed.
             await asyncio.shield(asyncio.get_running_loop().create_task(self._claim(share, number)))
         if share.is_closed:  # the group was reset, say
@@ -286,13 +285,14 @@ class Shares:
 
     async def _claim(self, share: Share, number: int) -> None:
         async with share.lock:
-            if share.is_closed:
+            if share.is_closed or time.monotonic() < share.claim_due_s:  # another pop has claimed meanwhile
                 return
             share.is_claiming = True
             try:
                 queues = await self._executor.run(share.claimed, [each for each in range(number) if each not in share.queues])
             finally:
                 share.is_claiming = False
+                share.claim_due_s = time.monotonic() + CLAIM_AGAIN_S
                 if share.is_closed:
                     share.session.close()
             if not share.is_closed:
@@ -346,11 +346,18 @@ class Shares:
     def pops(self, group: str) -> bool:
         return group in self.by_group
 
-    def forget(self, group: str, topic: str | None = None) -> None:
-        """Forget what a group has in flight, of one topic or all: its offsets were set, or its queues are others'."""
+    def forget(self, group: str, topic: str | None = None, queue_ids: Collection[int] | None = None) -> None:
+        """Forget what a group has in flight, of these topics and queues or all: offsets were set, or the queues are others'."""
         shares = self.by_group.get(group, {})
         for name in [name for name in shares if topic in (None, name)]:
-            for queue in shares[name].queues.values():
+            share = shares[name]
+            gone = [queue for queue in share.queues.values() if queue_ids is None or queue.queue_id in queue_ids]
+            if len(gone) < len(share.queues) and not share.is_claiming:  # what it claims now may have begun at the old offset
+                for queue in gone:
+                    self.drop(share, queue)
+                share.claim_due_s = 0.0
+                continue
+            for queue in share.queues.values():
                 self.end_leases(queue)
             shares.pop(name).close()
         if not shares:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from pyengine.arguments import INT64_MAX
@@ -61,7 +61,7 @@ class GroupOffsets:
         self.collect: Callable[[], Awaitable[Saving | None]] = _nothing_more  # what to write beside them
         self.is_fenced: Callable[[], bool] = lambda: False  # whether offsets are not this store's any more
         self.why_popped: Callable[[str], str] = lambda group: ""  # why clients may not commit a group's offsets now
-        self.when_rewritten: list[Callable[[str, str | None], None]] = []  # called with group and topic, None for all topics
+        self.when_rewritten: list[Callable[[str, str | None, Collection[int] | None], None]] = []  # called as rewrite()
         self._stamp: int | None = None  # of the file with `_table`
         self._table: Table = {}
         self._count = 0  # offsets in it
@@ -117,21 +117,27 @@ class GroupOffsets:
         """Return topic -> queue id -> next offset, of one group."""
         return {topic: queues for key, queues in self.all().items() for topic, _, name in (key.partition("@"),) if name == group}
 
-    async def rewrite(self, change: Callable[[Table], object], group: str, topic: str | None = None) -> None:
-        """Change a group's offsets in the file, of all topics or one, durably before this returns, and drop its waiting ones.
+    async def rewrite(self, change: Callable[[Table], object], group: str, topic: str | None = None,
+                      queue_ids: Collection[int] | None = None) -> None:
+        """Change a group's offsets in the file, of all topics and queues or these, durably before this returns, and drop waiting ones.
 
         It completes even if the caller is cancelled."""
-        await asyncio.shield(self._rewrite(change, group, topic))
+        await asyncio.shield(self._rewrite(change, group, topic, queue_ids))
 
-    async def _rewrite(self, change: Callable[[Table], object], group: str, topic: str | None) -> None:
+    async def _rewrite(self, change: Callable[[Table], object], group: str, topic: str | None, queue_ids: Collection[int] | None) -> None:
         async with self.changing:  # otherwise a running flush could write the old offsets after it
             if self.is_fenced():  # since its request came
                 raise UsageError(REPLACED)
             await self._update(change)
             for key in [key for key in self._waiting if key.partition("@")[2] == group and topic in (None, key.partition("@")[0])]:
-                self._fresh.difference_update((key, queue_id) for queue_id in self._waiting.pop(key))
+                queues = self._waiting[key]
+                for queue_id in list(queues) if queue_ids is None else queues.keys() & queue_ids:
+                    del queues[queue_id]
+                    self._fresh.discard((key, queue_id))
+                if not queues:
+                    del self._waiting[key]
             for listener in self.when_rewritten:
-                listener(group, topic)
+                listener(group, topic, queue_ids)
 
     @property
     def has_room(self) -> bool:

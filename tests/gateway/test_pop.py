@@ -25,7 +25,7 @@ from pyengine.gateway.connections import Answer, Request, RequestRefusedError, T
 from pyengine.gateway.pop import ACKED_MAX, EXPIRED, POP_BYTES, Pops
 from pyengine.gateway.pop_shares import IN_FLIGHT_MAX, POPPING_S, Lease, PopQueue, Share, Shares
 from pyengine.gateway.positions import FLUSH_S, GroupOffsets
-from pyengine.gateway.wire import Frame
+from pyengine.gateway.wire import Frame, encode_frame
 from pyengine.ipc.group_members import Claim
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.acknowledgements import AckFile, InFlight
@@ -522,6 +522,20 @@ def test_a_reset_makes_a_group_pop_from_there(served, topic, group):
     assert answer.code == codes.SUCCESS
     assert ack(client, found[0]) == codes.NO_MESSAGE
     assert [each.body for each in pop_all(client, topic, group, 3)] == [b"first", b"a", b"b"]
+
+
+def test_a_reset_of_one_queue_leaves_the_messages_of_the_others_in_flight(served, topic, group):
+    client = served.broker()
+    put(client, topic, b"other", queue_id=2)
+    found = {each.body: each for each in pop_all(client, topic, group, 2)}
+    heartbeat(client, "me", group, subscription(topic))
+    fields = {"topic": topic, "group": group, "timestamp": 0, "queueId": found[b"first"].message.queue_id, "offset": 0}
+    assert client.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, fields).code == codes.SUCCESS
+    assert ack(client, found[b"first"]) == codes.NO_MESSAGE and ack(client, found[b"other"]) == codes.SUCCESS
+    asked = {name: str(value) for name, value in pop_fields(topic, group).items()}
+    client.socket.sendall(b"".join(encode_frame(Frame(codes.POP_MESSAGE, asked, opaque=-number)) for number in (1, 2, 3)))
+    found = sorted(client.wait(-number).code for number in (1, 2, 3))  # all asked while the queue is claimed again
+    assert found == [codes.SUCCESS, codes.POLLING_TIMEOUT, codes.POLLING_TIMEOUT], "the other one does not come again"
 
 
 def test_a_client_that_ends_leaves_its_messages_to_the_others(served, topic, group):

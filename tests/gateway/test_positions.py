@@ -212,6 +212,15 @@ def test_a_flush_under_way_does_not_restore_offsets_that_are_reset_or_deleted(ke
     assert (kept.committed("T", "G", 0), in_file.read("T", "G").get(0)) == (expected, expected)
 
 
+def test_a_change_of_some_queues_leaves_what_waits_of_the_others(kept, in_file):
+    for queue_id in (0, 1):
+        assert kept.commit("T", "G", queue_id, 100)
+    asyncio.run(kept.rewrite(lambda table: table.update({"T@G": {0: 5}}), "G", "T", {0}))
+    assert [kept.committed("T", "G", queue_id) for queue_id in (0, 1)] == [5, 100]
+    asyncio.run(kept.flush())
+    assert in_file.read("T", "G") == {0: 5, 1: 100}
+
+
 def test_clients_make_no_more_offsets_than_the_file_may_have(kept, in_file, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.positions.OFFSETS_MAX", 4)
     in_file.commit("T", "G", {0: 1, 1: 1})
