@@ -34,7 +34,7 @@ from pyengine.storage.mapped_file import MappedFileQueue
 use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
-SHORT_CHARS = 8192  # of a condition, which takes 300 KB at most
+SHORT_CHARS = 2048  # of a condition, which takes 400 KB at most
 _SQL_CHARACTERS = re.compile(r"""[\s=<>()'"]""", re.ASCII)
 
 
@@ -69,7 +69,7 @@ def _tag_filter(text: str) -> TagFilter:
 
 
 _short_condition = functools.lru_cache(maxsize=64)(SqlFilter)
-_long_condition = functools.lru_cache(maxsize=4)(SqlFilter)  # 3 MB each at most
+_long_condition = functools.lru_cache(maxsize=8)(SqlFilter)  # 3 MB each at most
 
 
 def parse_condition(sql: str | None, *, ignores_rest: bool = False) -> SqlFilter | None:
