@@ -22,6 +22,7 @@ import os
 import time
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -203,8 +204,10 @@ def _json(kind: Any) -> Codec:
         except ValueError as error:  # NaN, which other readers of JSON refuse
             raise UsageError(f"the codec 'json' cannot write the value: {error}") from None
         if dataclasses.is_dataclass(origin):
-            value = decode(body.encode())  # TypeError for fields of a subclass; an InitVar may make another value
-            if json.dumps(value, default=plain) != body:
+            given, value = value, decode(body.encode())  # TypeError for fields of a subclass; an InitVar may make another value
+            if json.dumps(value, default=plain) != body or any(
+                    getattr(value, each.name, None) != getattr(given, each.name, None)
+                    for each in dataclasses.fields(origin) if not each.init):
                 raise TypeError(f"the codec 'json' reads another value of {type(value).__name__}: use 'msgspec' or 'pydantic', or a Codec "
                                 "of your own")
         return body.encode()
@@ -226,16 +229,17 @@ def _pydantic(kind: Any) -> Codec:
 
     def encode(value: Any) -> bytes:
         readable, reason = b"", "it reads another value"
-        for by_alias in (True, False):  # names may have an alias for reading, for writing, or for both
-            body: bytes = adapter.dump_json(value, by_alias=by_alias, round_trip=True)
+        for form in ({}, {"round_trip": True}, {"round_trip": True, "by_alias": True}):  # the first as a rule: others read the names
+            body: bytes = adapter.dump_json(value, **form)
             try:
                 read = adapter.validate_json(body)
             except ValueError as error:
                 reason = str(error)
                 continue
-            if read == value:
-                return body
             readable = readable or body
+            with suppress(Exception):  # arrays have no one answer
+                if read == value:
+                    return body
         if not readable or b'"**********"' in readable:  # as a SecretStr is written
             raise TypeError(f"the codec 'pydantic' cannot read what it writes of {type(value).__name__}: {reason}")
         return readable  # without what a model excludes, or of a type whose values are not compared

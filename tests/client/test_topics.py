@@ -273,6 +273,39 @@ def test_the_codec_json_makes_fields_again_that_are_made_from_others():
     assert codec.decode(codec.encode(Summed(1))) == Summed(1)
 
 
+def test_the_codec_pydantic_writes_names_and_values_as_models_do_where_that_is_read():
+    pydantic = pytest.importorskip("pydantic")
+
+    class Private(pydantic.BaseModel):
+        total: float = pydantic.Field(0, serialization_alias="orderTotal")
+        _trace: object = pydantic.PrivateAttr(default_factory=object)  # no two models are equal
+
+    class Computed(pydantic.BaseModel):
+        a: int
+
+        @pydantic.computed_field
+        @property
+        def twice(self) -> int:
+            return 2 * self.a
+
+    codec = pyengine.Topic("T", Private, codec="pydantic").codec
+    assert codec.decode(codec.encode(Private(total=5))).total == 5
+    assert pyengine.Topic("T", Computed, codec="pydantic").codec.encode(Computed(a=1)) == b'{"a":1,"twice":2}'
+
+
+def test_the_codec_json_refuses_a_field_that_its_reader_makes_anew():
+    @dataclass
+    class Job:
+        number: int
+        state: str = field(default="new", init=False)
+
+    codec, job = pyengine.Topic("T", Job).codec, Job(1)
+    assert codec.decode(codec.encode(job)) == job
+    job.state = "done"
+    with pytest.raises(TypeError, match="reads another value of Job"):
+        codec.encode(job)
+
+
 def test_the_codec_pydantic_writes_what_it_reads():
     pydantic = pytest.importorskip("pydantic")
 
