@@ -432,8 +432,11 @@ def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
         return
     _stops.append(stop)
     try:
+        if len(_stops) > 1 and not _before:  # the others end after a signal
+            stop()
         for number in (signal.SIGTERM, signal.SIGINT) if len(_stops) == 1 else ():
-            _before[number] = signal.getsignal(number)
+            usual = signal.getsignal(number)
+            _before[number] = _default(number) if usual is _asked else usual
             signal.signal(number, _asked)
         yield
     finally:
@@ -444,6 +447,10 @@ def _signals_to(stop: Callable[[], object]) -> Iterator[None]:
                 signal.raise_signal(_passed.pop())
 
 
+def _default(number: int) -> Any:
+    return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+
+
 def _restore() -> None:
     for number, usual in _before.items():
         if signal.getsignal(number) is _asked:
@@ -452,10 +459,16 @@ def _restore() -> None:
 
 
 def _asked(number: int, frame: FrameType | None) -> None:
+    if not _stops:  # a library that had replaced this handler has put it back
+        signal.signal(number, _default(number))
+        signal.raise_signal(number)
+        return
     usual = _before.get(number)
     _restore()
-    # asyncio.run() would cancel the program at SIGINT, with the handlers that the end waits for
-    is_of_loop = isinstance(usual, partial) and isinstance(getattr(usual.func, "__self__", None), asyncio.Runner)
+    # asyncio.run() would cancel the program at SIGINT, with the handlers that the end waits for; what loop.add_signal_handler() has is
+    # called by the loop itself
+    is_of_loop = (isinstance(usual, partial) and isinstance(getattr(usual.func, "__self__", None), asyncio.Runner)
+                  or (getattr(usual, "__module__", None) or "").startswith(("asyncio.", "uvloop")))
     if callable(usual) and usual is not signal.default_int_handler and not is_of_loop:
         _passed.append(number)
     for stop in [*_stops]:

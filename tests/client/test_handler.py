@@ -345,6 +345,26 @@ def test_a_signal_ends_all_consumers_and_goes_to_the_program_s_handler_after_the
     assert lag(engine, topic, group) == lag(engine, topic + "-2", group) == 0
 
 
+def test_a_signal_handler_of_the_loop_is_called_once(engine, names):
+    topic, group = names
+    put(engine, topic, 1)
+    came = []
+
+    async def handle(message):
+        signal.raise_signal(signal.SIGTERM)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, came.append, "once")
+        await asyncio.wait_for(pyengine.run_consumer_async(engine.path, topic, group, handle), scaled_timeout_s(60))
+        for _ in range(10):  # the loop has looked for signals meanwhile
+            await asyncio.sleep(0)
+        loop.remove_signal_handler(signal.SIGTERM)
+
+    asyncio.run(main())
+    assert came == ["once"]
+
+
 def test_a_generator_as_a_handler_is_refused_before_a_message_is_acknowledged(engine, names):
     put(engine, names[0], 1)
 
