@@ -9,7 +9,6 @@ bytes; a value is null only if the property is absent.
 from __future__ import annotations
 
 import atexit
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,7 +74,7 @@ class _Batches:
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = iter(batches)
-        self._is_ahead, self._is_over = True, False
+        self._is_ahead, self._is_read, self._is_over = True, False, False
         self._open.add(self)
 
     def __iter__(self) -> Self:
@@ -83,13 +82,17 @@ class _Batches:
 
     def __next__(self) -> pa.RecordBatch:
         thread = threading.get_ident()
-        if thread in self._threads or all(thread != each.ident for each in threading.enumerate()):  # it lists what has logged too
-            self._threads.add(thread)
+        if thread not in self._threads and any(thread == each.ident for each in threading.enumerate()):  # it lists what has logged too
+            self._is_ahead = False
+            return next(self._batches)
+        self._threads.add(thread)
+        self._is_read = True
+        try:
             if self._is_over:
                 raise StopIteration
-        else:
-            self._is_ahead = False
-        return next(self._batches)
+            return next(self._batches)
+        finally:
+            self._is_read = False
 
     @classmethod
     def end(cls) -> None:
@@ -99,9 +102,9 @@ class _Batches:
             each._is_over = True
         each = None  # which would keep the last one
         since_s = time.monotonic()  # since when none is in Python
-        while (is_in_python := not cls._threads.isdisjoint(sys._current_frames())) or (
+        while (is_read := any(each._is_read for each in cls._open)) or (
                 any(each._is_ahead for each in cls._open) and time.monotonic() < since_s + cls.PATIENCE_S):
-            if is_in_python:
+            if is_read:
                 since_s = time.monotonic()
             time.sleep(0.001)
 
