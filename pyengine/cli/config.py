@@ -30,6 +30,7 @@ from pyengine.storage.config import (
     fold,
     load_config,
     nearest_name,
+    read_file,
     set_durably,
     setting_name,
     settings_to_set,
@@ -159,8 +160,9 @@ def set_command(store: Path, settings: dict[str, str], pairs: Sequence[str]) -> 
     values = settings_to_set([*pairs, *(f"{key}={value}" for key, value in settings.items())])
     if not values:
         raise UsageError("nothing to set: give KEY=VALUE, as in file_reserved_time_hours=24")
-    running = _running(existing_store(store))
-    if running is not None and (named := [name for name in LOG_PATHS if name in values]):  # readers would use the new folders at once
+    running, present = _running(existing_store(store)), read_file(config_path(store))
+    named = [name for name in LOG_PATHS if values.get(name, "") != present.get(name, "") and name in values]
+    if running is not None and named:  # readers would use the new folders at once
         raise UsageError(f"{' and '.join(named)} can be set only while no engine runs: {command('stop', store)}, set it, then start")
     set_durably(store, values)
     if running is not None:
