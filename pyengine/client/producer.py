@@ -12,11 +12,12 @@ interrupts, and the producer stays usable. A producer that is dropped without cl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast
 
@@ -39,7 +40,7 @@ from pyengine.client.outgoing import (
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
-from pyengine.engine_config import EngineSettings
+from pyengine.engine_config import KEPT_NAMES, EngineSettings
 from pyengine.errors import EngineUnavailableError, UsageError, command
 from pyengine.formats import constants
 from pyengine.formats.record import (
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
     from pyengine.client.transactions import Checker, GroupTransactions, Transaction
     from pyengine.ipc.session_client import OpenSession
+    from pyengine.ipc.shared_objects import SharedFolder
 
 Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
@@ -133,9 +135,21 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
             raise EngineUnavailableError(f"another store is at {root} than the one that this producer was connected to, which was moved, "
                                          "removed or replaced: connect again to put into this one")
         stores.add(own)
+        session.settings = _of_run(config, session.folder)
         return session
 
     return Producer(open_now, config, refusals=refusals)
+
+
+def _of_run(config: EngineConfig, folder: SharedFolder) -> EngineConfig:
+    """Return the settings of this engine's run, except those that the program was given: the store's file may name the next run's."""
+    from pyengine.ipc.control_block import read_run_settings
+
+    given = [name for name in KEPT_NAMES if config.origins.get(name) in (ENVIRONMENT, SET)]
+    with contextlib.suppress(EngineUnavailableError):
+        run = read_run_settings(folder)
+        return replace(config, **{name: getattr(run, name) for name in KEPT_NAMES if name not in given})
+    return config
 
 
 _PUT_KEYWORDS = (*[each.name for each in fields(OutgoingMessage)], "wait", "timeout_s")
@@ -156,7 +170,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
-    __slots__ = ("_config", "_store_host", "_born_host", "_host_flags", "_delays_ms", "_topics", "_tags", "_choice",
+    __slots__ = ("_config", "_store_host", "_born_host", "_host_flags", "_topics", "_tags", "_choice",
                  "_group_transactions", "_first_puts", "_delayed_cancels", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], config: EngineConfig, *, refusals: Refusals = "raise") -> None:
@@ -165,7 +179,6 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         self._store_host = encode_host(config.store_host)
         self._born_host = encode_host("127.0.0.1:0")
         self._host_flags = _host_flags(self._born_host, self._store_host)
-        self._delays_ms = config.delay_levels_ms
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._choice: QueueChoice | None = None
@@ -174,6 +187,15 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         self._delayed_cancels: DelayedCancels | None = None
         super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
         arguments.after_fork(self)
+
+    @property
+    def _settings(self) -> EngineConfig:
+        """The settings for the engine that runs now."""
+        return self._puts.settings or self._config
+
+    @property
+    def _delays_ms(self) -> tuple[int, ...]:
+        return self._settings.delay_levels_ms
 
     def _forked(self) -> None:
         """In a forked child: drop what belongs to the parent; its threads may hold the locks of these objects for ever."""
@@ -390,7 +412,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         if self._group_transactions is None:
             from pyengine.client.transactions import GroupTransactions
 
-            made = GroupTransactions(weakref.proxy(self), self._config)  # so that a producer that is dropped ends
+            made = GroupTransactions(weakref.proxy(self), self._settings)  # so that a producer that is dropped ends
             if self._group_transactions is None:
                 self._group_transactions = made
                 weakref.finalize(self, made.stop_asking)
@@ -422,8 +444,9 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             return message.queue_id
         self._topic_bytes(message.topic)
         if self._choice is None:
-            is_own = self._config.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
-            self._choice = QueueChoice(self._puts.root, self._config.put_topic_queue_nums, self._turns, is_own=is_own)
+            settings = self._settings
+            is_own = settings.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
+            self._choice = QueueChoice(self._puts.root, settings.put_topic_queue_nums, self._turns, is_own=is_own)
         if message.sharding_key is None:
             message.queue_id = self._choice.next_queue(message.topic, may_wait=self._puts.may_wait())
             return message.queue_id

@@ -73,7 +73,7 @@ class Submitter(SubmitterFront):
     """
 
     __slots__ = ("_open_session", "_constants", "_opening", "session", "closed_ns", "native", "max_message_bytes", "segment_bytes",
-                 "timeout_s", "_threads", "_queued", "_pending", "root", "_finalizer", "__weakref__")
+                 "timeout_s", "settings", "_threads", "_queued", "_pending", "root", "_finalizer", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], constants: tuple[bytes, bytes, int],
                  raises: bool) -> None:
@@ -117,6 +117,7 @@ class Submitter(SubmitterFront):
                            | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
             self.max_message_bytes, self.segment_bytes = identity.max_message_bytes, identity.segment_bytes
             self.timeout_s = identity.put_timeout_ms / 1000
+            self.settings = session.settings
             self.native = end
             self.payload_bytes_max = end.entry_limit - 65536  # the rest is for header, topic and properties
             self.body_bytes_max = min(self.max_message_bytes, self.payload_bytes_max, self.segment_bytes // 2)  # of a body that surely fits

@@ -14,6 +14,7 @@ same length in the first one, so that a message which can be put can also be mov
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ _QUEUE_DIGITS_MAX = 10
 _DELAY_DAYS_MAX = 1_000_000  # so that a delivery time fits into a queue entry
 
 
+@functools.lru_cache(maxsize=8)
 def parse_delay_levels(text: str) -> tuple[int, ...]:
     """Return the delays of level 1, 2, ... in ms from RocketMQ's notation `1s 5s 1m`; ConfigError names the piece that is wrong."""
     levels = []

@@ -36,6 +36,7 @@ from pyengine.storage.engine_id import read_epoch
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control
+    from pyengine.engine_config import EngineConfig
 
 CONNECT_TIMEOUT_S = 10.0
 POLL_INTERVAL_FIRST_S, POLL_INTERVAL_LAST_S = 0.02, 0.1
@@ -97,7 +98,12 @@ def require_engine(root: str | os.PathLike[str]) -> None:
 
 
 class OpenSession(Closing):
-    """One open session, mapped: the session read-write, the control block read-only."""
+    """One open session, mapped: the session read-write, the control block read-only.
+
+    `settings`: what its producer puts with, if it has any.
+    """
+
+    settings: EngineConfig | None = None
 
     def __init__(self, root: Path, answer: sessions.SessionAnswer, descriptors: list[int]) -> None:
         """Take over `descriptors`, those of the session and of the control block; they are closed if this fails."""

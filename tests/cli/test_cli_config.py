@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from datetime import timedelta
 
 import pytest
 
@@ -282,6 +283,24 @@ def test_producers_that_connect_afterwards_have_the_new_limits(make_engine):
         assert session["ring_bytes"] == 65_536
     with engine.memory() as memory:
         assert memory.identity.put_timeout_ms == 7000
+
+
+def test_producers_put_as_the_engine_runs_until_its_next_start(make_engine):
+    engine = make_engine()
+    engine.start()
+    assert run("config", "set", engine.root, "default_topic_queue_nums=4", "message_delay_level=1h 2h").code == 0
+    with pyengine.connect(engine.root) as producer:
+        assert {producer.put("T", b"x").queue_id for _ in range(8)} == {0}
+        assert producer.put("T", b"x", delay_level=18).queue_id == 17
+        assert producer.put("T", b"x", deliver_at=timedelta(hours=1)).queue_id == 16
+        engine.stop()
+        engine.start()
+        assert producer.put("T", b"x").ok  # in a session of the next run
+        assert producer.put("T", b"x", delay_level=18).queue_id == 1, "its last level has the longest delay"
+        assert producer.put("T", b"x", deliver_at=timedelta(hours=1)).queue_id == 0
+    with pyengine.connect(engine.root) as producer, pyengine.connect(engine.root, default_topic_queue_nums=2) as other:
+        assert {producer.put("next", b"x").queue_id for _ in range(8)} == {0, 1, 2, 3}
+        assert {other.put("own", b"x").queue_id for _ in range(8)} == {0, 1}
 
 
 def test_an_engine_that_cannot_be_told_has_it_from_its_next_supervisor(make_engine):
