@@ -1019,7 +1019,6 @@ class Consumer:
         flights = [held.shared for held in queues]
         read = [held for held in queues if held.queue_id not in self._paused and self._has_news(held)]
         messages: list[Message] = []
-        followed: list[SharedAssignment] = []
         has_moved = False
         if not read and not any(flight.has_notes for flight in flights):
             return messages, has_moved
@@ -1028,12 +1027,9 @@ class Consumer:
             with session.turn(flights, PATIENCE_S):
                 for held in read:
                     has_moved = self._take_shared(held, max_messages, messages) or has_moved
-                    followed.append(held)
                     if len(messages) >= max_messages:
                         break
             self._has_suspects = self._reads_suspects()
-            for held in followed:
-                held.base = held.next_offset  # a recovery that cuts off what was taken sets the end below it
         except TurnTakenError:  # before anything was taken
             raise
         except BaseException as error:

@@ -625,12 +625,8 @@ class SharedFlight(InFlight):
 
 @dataclass(slots=True)
 class SharedAssignment(AssignedQueue):
-    """A queue that this member reads with all others.
+    """A queue that this member reads with all others; `buffer` has messages that match from the table's end on, which was in `tenure`."""
 
-    `buffer` has the messages from `base` to `position` that match. `base` was the end in `tenure` after the last turn that read it.
-    """
-
-    base: int = 0
     tenure: int = -1
 
     @property
@@ -642,10 +638,10 @@ class SharedAssignment(AssignedQueue):
     def follow(self) -> None:
         """Drop what others have taken meanwhile."""
         tenure, end = self.shared.table.tenure, self.shared.table.end
-        if tenure != self.tenure or not self.base <= end <= self.position:
+        if tenure != self.tenure or end > self.position:
             self.buffer.clear()
             self.position = end
-        self.tenure, self.base = tenure, end
+        self.tenure = tenure
         self.shared.last = self.shared.table.last  # a recovery may have cut it off
         while self.buffer and self.buffer[0].queue_offset < end:
             self.buffer.popleft()
@@ -660,10 +656,9 @@ class SharedAssignment(AssignedQueue):
         self.shared.restart(offset)
 
     def drop_buffer(self) -> None:
-        """Fetch again what was fetched and not taken."""
-        self.buffer.clear()
-        self.position = self.base
-        self.last = None
+        """Fetch again, from the table's end on."""
+        self.put_back()
+        self.tenure, self.last = -1, None
 
 
 class SharedSession(GroupSession):

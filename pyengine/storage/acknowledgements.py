@@ -152,12 +152,17 @@ class AckFile:
         self._append([state.fields() for state in states], is_durable=True)
 
     def beyond(self, ends: Mapping[int, int]) -> list[SavedQueue]:
-        """Return the states that are about messages beyond the ends of their queues, without those."""
+        """Return the states that are about messages beyond the ends of their queues, without those, and in a new tenure each queue.
+
+        So steps of members that share messages do not count that come after the cut and were made before it.
+        """
         found = []
         for queue, states in self.read().items():
             latest = {state.offset: state for state in states if state.tenure == states[-1].tenure}
             cut = [state.below(ends.get(queue, 0)) for state in latest.values()]
-            found += cut if cut != list(latest.values()) else []
+            if cut != list(latest.values()):
+                tenure = new_tenure()
+                found += [replace(state, tenure=tenure) for state in cut]
         return found
 
     def remove(self) -> None:

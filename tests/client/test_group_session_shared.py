@@ -399,14 +399,27 @@ def cut_at(builder, messages, kept, count):
 def test_a_recovery_that_cuts_below_what_a_member_took_brings_each_new_message_once(builder, seen):
     messages = [builder.put("orders", b"old %d" % number) for number in range(10)]
     with pyengine.consume(builder.root, "orders", group="g", auto_commit=False, sharing="messages", commit_interval_s=60) as one:
-        one.ack(one.pull(5))
+        taken = one.pull(5)
         cut_at(builder, messages, 3, 7)
         if seen:
             epoch = raise_epoch(builder.root)
             eventually(lambda: epoch_of(one) == epoch, "the member has looked")
         found = [one.pull(10, timeout_s=0) for _ in range(3)]
         assert [[each.body for each in part] for part in found] == [[b"new %d" % number for number in range(7)], [], []]
+        one.ack(taken)
         assert one.commit([]) == {0: 3}
+
+
+def test_a_recovery_that_cuts_below_what_one_member_took_gives_it_nothing_lost_though_another_has_taken_as_much_again(builder):
+    """The end of the table is then again between where the first member's last turn ended and what it had fetched."""
+    messages = [builder.put("orders", b"old %d" % number) for number in range(10)]
+    options = {"group": "g", "auto_commit": False, "sharing": "messages", "commit_interval_s": 60}
+    with pyengine.consume(builder.root, "orders", **options) as one, pyengine.consume(builder.root, "orders", **options) as other:
+        one.ack(one.pull(5))
+        cut_at(builder, messages, 3, 7)
+        found = [other.pull(4, timeout_s=0), one.pull(10, timeout_s=0), other.pull(10, timeout_s=0)]
+        assert [[each.body for each in part] for part in found] == [
+            [b"new %d" % number for number in numbers] for numbers in (range(4), range(4, 7), ())]
 
 
 def test_a_restart_of_the_engine_changes_nothing(tmp_path):
