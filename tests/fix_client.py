@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,13 @@ def housekeep(consumer) -> None:
 def housekeep_once(consumer) -> None:
     """The same as the thread does it, which tells the program of errors."""
     consumer._housekeep_once()
+
+
+@contextlib.contextmanager
+def before_it_looks(consumer):
+    """In the block a consumer's own thread does nothing: the program asks for messages before that has seen what has changed."""
+    with consumer._work:
+        yield
 
 
 def age_leaving(consumer, age_s: float) -> None:

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from pyengine import arguments
@@ -60,13 +61,12 @@ from pyengine.ipc.live_reader import LiveStoreReader, Look, Readiness, open_stor
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Pulse, Sleeper
-from pyengine.results import GetStatus, Level, PutError, PutResult, ReadLevel
-from pyengine.storage.acknowledgements import Identity, InFlight, PassedOverError, suspicious_deliveries
+from pyengine.results import GetResult, GetStatus, Level, PutError, PutResult, ReadLevel
+from pyengine.storage.acknowledgements import InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
 from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
-from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def consume(
     `max_deliveries` times without an end, becomes a dead letter. A queue pauses while more than `max_span` messages lie between
     its oldest open and its newest delivered one and some of them are done.
 
-    NotAStoreError, UsageError; with a group, StoreBusyError while another program has the store open.
+    NotAStoreError, UsageError; StoreBusyError while it is recovered or, with a group, open in a broker.
     """
     timeout_s = arguments.number(timeout_s, "timeout_s")
     check_keywords(consume, settings)
@@ -350,7 +350,7 @@ class Consumer:
         self._commit_due_s = time.monotonic() + options.commit_interval_s
         self._is_settled = False  # each queue that is this member's is held, and no other
         self._kept_in: EngineMemory | None = None  # the engine at the last housekeeping
-        self._is_due = threading.Event()  # that the thread does its housekeeping, or ends
+        self._is_due: threading.Event = threading.Event() if outer is None else outer._is_due  # that the thread does its work, or ends
         self._looked_s = 0.0              # when that was
         self._closing = threading.Event()
         self._is_closed = False
@@ -746,12 +746,15 @@ class Consumer:
         elif self._parts:
             raise UsageError("a queue belongs to one topic: part(topic).seek()")
         chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
-        if is_offset(to):
-            offsets = {each: self._within(each, check_offset(to.__index__(), each, self._reader.queue_end(self.topic, each)))
-                       for each in chosen}
-        else:
-            start = check_start(to, "to", PLACE)
-            offsets = {each: start_offset(self._reader, self.topic, each, start) for each in chosen}
+
+        def place(queue_id: int) -> int:
+            if not is_offset(to):
+                return start_offset(self._reader, self.topic, queue_id, check_start(to, "to", PLACE))
+            end = self._reader.queue_end(self.topic, queue_id)
+            return self._within(queue_id, check_offset(to.__index__(), queue_id, end), end)
+
+        offsets = _after_recovery(self._reader.root, lambda: self._in_history(lambda: {each: place(each) for each in chosen}),
+                                  CONNECT_TIMEOUT_S)
         with self._state:
             self._require_open()
             for each in chosen:
@@ -990,6 +993,9 @@ class Consumer:
                 self._finish(None)
             if isinstance(self._session, SharedSession):
                 return self._next_shared(self._session, max_messages)
+            if self._reader._is_past(self._epoch):
+                self._await_comparison()
+                return [], False
             messages: list[Message] = []
             has_moved = False
             before = []
@@ -1024,7 +1030,8 @@ class Consumer:
             return messages, has_moved
         self._beat.rouse()
         try:
-            with session.turn(flights, PATIENCE_S):
+            self._require_history()
+            with session.turn(flights, PATIENCE_S, self._require_history):
                 for held in read:
                     has_moved = self._take_shared(held, max_messages, messages) or has_moved
                     if len(messages) >= max_messages:
@@ -1037,8 +1044,8 @@ class Consumer:
                 held.shared.undo()
                 held.shared.take_back(each for each in messages if each.queue_id == held.queue_id)  # a signal came when the turn had ended
                 held.drop_buffer()  # it lacks what was taken
-            if isinstance(error, PassedOverError):  # this one had
-                return [], True
+            if isinstance(error, PassedOverError | HistoryChangedError):  # they count for nothing
+                return [], isinstance(error, PassedOverError)
             raise
         return messages, has_moved
 
@@ -1075,7 +1082,7 @@ class Consumer:
     def _given_back(self, held: SharedAssignment, offset: int) -> list[Message]:
         """Return a message that was given back; none if it does not exist any more, or cannot be read now."""
         try:
-            found = self._reader.get_message(self.topic, held.queue_id, offset, 1, level=ReadLevel.WRITTEN)
+            found = self._in_history(lambda: self._reader.get_message(self.topic, held.queue_id, offset, 1, level=ReadLevel.WRITTEN))
         except StoreBusyError:  # the store is being recovered
             return []
         messages = [message for message in found._placed(held.queue_id) if message.queue_offset == offset]
@@ -1135,24 +1142,33 @@ class Consumer:
         at, seen = self._empty.get(held.queue_id, (-1, None))
         if at == held.position and seen is not None and not self._reader._has_arrived(seen):
             return False
-        if held.flight.last is not None and held.last is None and not held.know_same_history(self._reader, self.topic):
-            return False
         look = self._reader._look(self.topic, held.queue_id, self._options.level)
         options, count = self._options, max(FETCH_MESSAGES, min(wanted, FETCH_MESSAGES_MAX), held.read_ahead)
         if wanted >= count:
             bytes_max: int | None = FETCH_BYTES_MAX
         else:
             bytes_max = None if count == FETCH_MESSAGES else READ_AHEAD_BYTES
-        try:
+
+        def read() -> tuple[bool, GetResult, int]:
+            before = held.flight.last if held.last is None else None  # what earlier holders have delivered last
+            is_same = before is None or held.is_there(self._reader, self.topic, before)
             found = self._reader._fetch(self.topic, held.queue_id, held.position, count, options.wanted, options.level, bytes_max)
+            is_beyond = found.status is GetStatus.OFFSET_OVERFLOW_BADLY  # perhaps only of what this level reaches now
+            return is_same, found, self._reader.queue_end(self.topic, held.queue_id) if is_beyond else held.position
+
+        try:
+            is_same, found, end = self._in_history(read)
         except StoreBusyError:  # the store is being recovered: a later call succeeds
             return False
+        if not is_same:
+            held.flight.forget()
+            if isinstance(held, SharedAssignment):  # in the next turn
+                self._stir()
+                return False
         following = found.next_begin_offset
         if found.status in _NOTHING_YET:
-            if found.status is GetStatus.OFFSET_OVERFLOW_BADLY:
-                within = self._within(held.queue_id, held.position)
-                if within < held.position:  # and not only beyond what this level reaches now
-                    held.seek(within)
+            if end < held.position:
+                held.seek(self._within(held.queue_id, held.position, end))
             if look is not None:
                 self._empty[held.queue_id] = held.position, look
             return False
@@ -1174,9 +1190,8 @@ class Consumer:
         held.settle()
         return bool(messages)
 
-    def _within(self, queue_id: int, offset: int) -> int:
+    def _within(self, queue_id: int, offset: int, end: int) -> int:
         """Return the offset, or the queue's end if it is after that, which a note says."""
-        end = self._reader.queue_end(self.topic, queue_id)
         if offset > end:
             self._note(f"queue {queue_id}: offset {offset} is after the end {end}; the consumer continues at the end")
         return min(offset, end)
@@ -1384,16 +1399,18 @@ class Consumer:
     def _begin(self) -> None:
         if self._session is None:
             return
-        queue_ids = self._reader.queue_ids(self.topic) if self._options.queues is None else self._options.queues
+        queue_ids = self._in_history(lambda: self._reader.queue_ids(self.topic)) if self._options.queues is None else self._options.queues
         if not queue_ids and (near := did_you_mean(self.topic, self._reader.topics())):
             self._note(f"{self._reader.name} has no topic {self.topic!r}{near}: it is read once it comes")
-        for note in self._session.begin(
-                lambda: {queue_id: start_offset(self._reader, self.topic, queue_id, self._options.start) for queue_id in queue_ids}):
+        for note in self._session.begin(lambda: {queue_id: self._start(queue_id) for queue_id in queue_ids}):
             self._note(note)
+
+    def _start(self, queue_id: int) -> int:
+        return self._in_history(lambda: start_offset(self._reader, self.topic, queue_id, self._options.start))
 
     def _rebalance(self) -> bool:
         """Claim and release what the members' shares say; return whether that was nothing, and nothing is to come."""
-        queue_ids = self._reader.queue_ids(self.topic)
+        queue_ids = self._in_history(lambda: self._reader.queue_ids(self.topic))
         if self._session is None:
             self._take_all(queue_ids if self._options.queues is None else self._options.queues)
             return True
@@ -1450,7 +1467,7 @@ class Consumer:
         for queue_id in queue_ids:
             if queue_id not in self._held:
                 # All messages of a queue that was created later are new: deleted ones count as missed.
-                position = start_offset(self._reader, self.topic, queue_id, self._options.start) if is_first else 0
+                position = self._start(queue_id) if is_first else 0
                 self._hold(AssignedQueue(queue_id, None, position, InFlight(position)))
 
     def _hold(self, held: AssignedQueue) -> None:
@@ -1477,11 +1494,13 @@ class Consumer:
 
     def _commit_done(self) -> None:
         """Store what is done; once more if a recovery of the store has come between."""
-        for _ in range(2):
-            try:
-                return self._commit_shared(self._session) if isinstance(self._session, SharedSession) else self._commit_claimed()
-            except HistoryChangedError:
-                self._follow_history(certain=True)
+        session = self._session
+        commit = partial(self._commit_shared, session) if isinstance(session, SharedSession) else self._commit_claimed
+        try:
+            commit()
+        except HistoryChangedError:
+            self._follow_history()
+            commit()
 
     def _commit_shared(self, session: SharedSession) -> None:
         with self._state:
@@ -1497,12 +1516,6 @@ class Consumer:
             states = unsaved(self._held.values())
         if not offsets and not states:
             return
-        for claim in {*offsets, *states}:
-            held = self._held.get(claim.queue_id)
-            if held is not None and held.last is not None:
-                end = self._reader.queue_end(self.topic, claim.queue_id)
-                if 0 < end <= held.last.queue_offset:  # the log was truncated since the message was read
-                    raise HistoryChangedError
         kept = self._group_session.commit(offsets, states)
         with self._state:
             for held in note_stored(self._held, offsets, states, kept):
@@ -1515,31 +1528,51 @@ class Consumer:
         self._held.pop(held.queue_id, None)
 
     # -- the store's history ------------------------------------------------------
+    #
+    # Positions hold in the history in which they were read: until the next recovery, whose number tells histories apart. What the files
+    # show counts only if that is still the same after they were read, and no recovery has begun. Otherwise no position moves and nothing
+    # is stored until the thread has compared.
 
-    def _follow_history(self, *, certain: bool = False) -> None:
-        """After a recovery of the store go back in each queue whose read messages the log has lost."""
-        epoch = read_epoch(self._reader.root)
-        if (epoch == self._epoch and not certain) or store_use(self._reader.root) is StoreUse.OTHER:
+    def _in_history(self, read: Callable[[], _Made], history: int | None = None) -> _Made:
+        """Return what `read` returns of the files of a history, by default that of the positions.
+
+        HistoryChangedError, also for any error of `read`, if they are of another one.
+        """
+        try:
+            found = read()
+        except Exception:
+            self._require_history(history)
+            raise
+        self._require_history(history)
+        return found
+
+    def _require_history(self, history: int | None = None) -> None:
+        if self._reader._history() != (self._epoch if history is None else history):
+            self._await_comparison()
+            raise HistoryChangedError(self._reader.name)
+
+    def _await_comparison(self) -> None:
+        self._empty.clear()  # looks into the memory of an ended engine would end each wait at once
+        self._is_due.set()
+
+    def _follow_history(self) -> None:
+        """After a recovery of the store go back in each queue to before what the log has lost. HistoryChangedError while there is one."""
+        history = self._reader._history()
+        if history == self._epoch:
             return
-        stored = self._session.stored() if self._session else {}
+        if history is None:
+            raise HistoryChangedError(self._reader.name)
+        stored = self._session.stored() if self._session else None
         with self._state:
-            for held in self._held.values():
-                if isinstance(held, SharedAssignment):
-                    held.drop_buffer()
-                elif not self._has_same_history(held):
-                    end = self._reader.queue_end(self.topic, held.queue_id)
-                    held.seek(min(stored.get(held.queue_id, held.done), held.done, end))
-                    held.committed = stored.get(held.queue_id, -1)
-        self._stir()
-        self._epoch = epoch
+            read = self._in_history(lambda: [
+                (held, held.kept_end(self._reader, self.topic), self._reader.queue_end(self.topic, held.queue_id))
+                for held in self._held.values()], history)
+            for held, kept_end, end in read:
+                held.go_back(kept_end, end, None if stored is None else stored.get(held.queue_id, -1))
+            self._epoch = history
         if self._session is not None:
-            self._session.epoch = epoch
-
-    def _has_same_history(self, held: AssignedQueue) -> bool:
-        """Whether the message that was read last is still at the same offset of the log."""
-        if held.last is None:  # nothing was read yet, but an earlier holder may have saved what it had read last
-            return held.flight.last is not None and held.know_same_history(self._reader, self.topic) and held.flight.last is not None
-        return held.is_there(self._reader, self.topic, (held.last.queue_offset, *Identity.of(held.last)))
+            self._session.epoch = history
+        self._stir()
 
     # -- helpers ------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyengine.errors import StoreBusyError
+from pyengine.errors import StoreBusyError, command
 from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers, SlotRecord
 from pyengine.native.waiting import ITS_LENGTH, THIS_FILE, Pulse
 from pyengine.results import GetStatus, ReadLevel
@@ -58,8 +58,11 @@ PASS_OVER_S = 1.5  # so long a member that has a turn may show no life
 PATIENCE_S = 0.05  # so long a thread that has other work waits for a turn
 
 
-class HistoryChangedError(Exception):
-    """The store was recovered since the offsets were read: they may count messages that the log has lost."""
+class HistoryChangedError(StoreBusyError):
+    """The store is being recovered, or was since the offsets were read: they may count messages that the log has lost."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(f"{root} is being recovered: wait for that; if it was interrupted, {command('start', root)} finishes it")
 
 
 class TurnTakenError(Exception):
@@ -236,7 +239,7 @@ class GroupSession:
     def commit_in(self, table: Table, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue]) -> set[int]:
         """The same in the table of an update by the caller, who has the lock of the offsets."""
         if read_epoch(self._root) != self.epoch:
-            raise HistoryChangedError
+            raise HistoryChangedError(self._root)
         row = table.get(self._key, {})
         held = {claim for claim in {*offsets, *states} if self._members.holds(claim)}
         self._acks.append([state for claim, state in states.items() if claim in held], row, is_durable=True)
@@ -409,6 +412,26 @@ class AssignedQueue:
         offset, *identity = last
         found = reader.get_message(topic, self.queue_id, offset, 1, level=ReadLevel.WRITTEN)
         return found.status is GetStatus.OFFSET_TOO_SMALL or [list(Identity.of(each)) for each in found.messages] == [identity]
+
+    def kept_end(self, reader: StoreReader, topic: str) -> int:
+        """Return the offset after the newest message that was read, here or by an earlier holder; 0 if the log does not have it."""
+        mine = None if self.last is None else (self.last.queue_offset, *Identity.of(self.last))
+        newest = max(filter(None, (mine, self.flight.last)), default=None)
+        return newest[0] + 1 if newest is not None and self.is_there(reader, topic, newest) else 0
+
+    def go_back(self, kept_end: int, end: int, stored: int | None) -> None:
+        """Go back after a recovery to before what the log has lost: nothing below `kept_end`. The queue ends at `end` now.
+
+        `stored`: the group's offset, which recovery has lowered if that was beyond the end; None without a group, -1 for none.
+        """
+        if not kept_end:
+            self.seek(min(self.done if stored is None else max(stored, 0), self.done, end))
+        elif stored is not None:  # what was passed after `kept_end` did not match, but what has come in its place may
+            offset, flight = max(kept_end, stored), self.flight
+            self.position, flight.delivered_end, flight.done = (
+                min(each, offset) for each in (self.position, flight.delivered_end, flight.done))
+        if stored is not None:
+            self.committed = stored
 
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered before."""
@@ -655,6 +678,10 @@ class SharedAssignment(AssignedQueue):
         self.position = offset
         self.shared.restart(offset)
 
+    def go_back(self, kept_end: int, end: int, stored: int | None) -> None:
+        """Continue where the table says, which recovery has cut."""
+        self.drop_buffer()
+
     def drop_buffer(self) -> None:
         """Fetch again, from the table's end on."""
         self.put_back()
@@ -793,9 +820,11 @@ class SharedSession(GroupSession):
         return fence + may_raise
 
     @contextlib.contextmanager
-    def turn(self, flights: Sequence[SharedFlight], patience_s: float | None = None) -> Iterator[None]:
+    def turn(self, flights: Sequence[SharedFlight], patience_s: float | None = None,
+             check: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Exclude the other members; note what they have done, and at the end what this one has, in the file.
 
+        `check` is called after that; if it raises an error, the turn has failed.
         PassedOverError if others have passed over this process meanwhile: what it has noted does not count. TurnTakenError after
         `patience_s`.
         """
@@ -812,6 +841,7 @@ class SharedSession(GroupSession):
                 for flight in flights:
                     flight.tell_taken(member)
                 self.log.write()
+                check()  # after the write: a recovery that has cut the table before has not seen what was taken
             except BaseException:
                 self.log.forget()
                 raise
@@ -853,7 +883,7 @@ class SharedSession(GroupSession):
         def change(table: Table) -> None:
             nonlocal size_bytes
             if read_epoch(self._root) != self.epoch:
-                raise HistoryChangedError
+                raise HistoryChangedError(self._root)
             row = table.get(self._key, {})
             found.clear()
             with self._turn:

@@ -93,7 +93,7 @@ class EngineMemory(Closing):
         self.folder = folder
         self.control_object = control
         self.control = native.view_control(control.memory)
-        self._load_retired = native.loader(self.control.state, "retired")
+        self._load_retired, self._load_state = (native.loader(self.control.state, field) for field in ("retired", "state"))
         self._latches: dict[int, Latch] = {}
         self._stats_objects: list[SharedObject] = []
 
@@ -217,7 +217,7 @@ class EngineMemory(Closing):
     @property
     def state(self) -> int:
         """The engine's state, one of the STATE_ numbers."""
-        return native.load(self.control.state, "state")
+        return self._load_state()
 
     def judge_ended(self, root: str | os.PathLike[str], engine_id: EngineId) -> tuple[str, bool]:
         """Return why the memory of an ended engine does not tell the end of the store's log ("" if it does), and whether a sync failed.

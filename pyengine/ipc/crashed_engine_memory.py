@@ -199,7 +199,7 @@ def recover_offline(
             crashed.require_dead(retire=not dry_run)
             report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
                              shared=crashed.shared, options=config, dry_run=dry_run)
-            if not dry_run and report.state is RecoveryState.RECOVERED and crashed.discard():
+            if not dry_run and report.state is RecoveryState.RECOVERED and (crashed.discard() or report.changed):
                 raise_epoch(root)
     return report
 
@@ -230,6 +230,7 @@ def rebuild_offline(
         with open_crashed_memory(root) as crashed:
             crashed.require_dead()
             report = rebuild(store, selection, options=config, shared=crashed.shared, progress=progress)
-            if report.state is RecoveryState.RECOVERED and crashed.discard():
-                raise_epoch(root)
+            if report.state is RecoveryState.RECOVERED:
+                crashed.discard()
+                raise_epoch(root)  # a reader may have seen queues that were not whole
     return report

@@ -36,6 +36,7 @@ from pyengine.errors import (
 )
 from pyengine.formats.constants import CHECKPOINT_MARGIN_MS
 from pyengine.formats.paths import LOCK_NAME
+from pyengine.formats.small_file import path_stamp
 from pyengine.ipc.cleaning import SegmentHolds
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.sessions import ended_sessions, is_drained
@@ -45,10 +46,10 @@ from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.native.waiting import Awaited, Sleeper, Watch, Watched
 from pyengine.results import Level, ReadLevel
-from pyengine.storage.checkpoint import abort_file_exists, read_checkpoint, read_watermark
+from pyengine.storage.checkpoint import RECOVERY, abort_file_exists, read_checkpoint, read_watermark
 from pyengine.storage.commit_log import CommitLog, Log, end_of_stored_until
 from pyengine.storage.config import EngineConfig, check_keywords, existing_store, load_config
-from pyengine.storage.engine_id import read_boot_id, read_engine_id
+from pyengine.storage.engine_id import EPOCH_NAME, read_boot_id, read_engine_id, read_epoch
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import DeadEngine, FilesWatermark, StoreUse, store_use
@@ -333,6 +334,8 @@ class LiveStoreReader(StoreReader):
         self._memory: EngineMemory | None = None
         self._holds: dict[EngineMemory, SegmentHolds] = {}
         self._engine_check_due_s = 0.0
+        self._recovery_marker, self._epoch_file = str(RECOVERY.path(self.root)), os.path.join(self.root, EPOCH_NAME)
+        self._epoch = -1, 0  # the stamp of that file, and its number
         self._memory_lock = threading.RLock()  # a signal handler in a thread that has it may read
 
     @property
@@ -502,6 +505,32 @@ class LiveStoreReader(StoreReader):
         control = os.path.join(memory.folder.path, memory.control_object.name)
         return {**dict.fromkeys(self._store.names(), waiting.THIS_FILE), control: waiting.THIS_FILE,
                 os.path.join(self.root, LOCK_NAME): waiting.ITS_LOCK}
+
+    def _history(self) -> int | None:
+        """Return the number of the recovery that has made the files what they are; None while another one does, or if one was interrupted.
+
+        What is read counts for the history that is current afterwards. It costs a load of shared memory, or without an engine some
+        system calls.
+        """
+        memory = self._last_memory()
+        if memory is not None and memory.state != native.STATE_DEGRADED:
+            return memory.identity.epoch
+        holder = read_holder(self.root)
+        if holder.kind == "owner" or holder.kind != "foreign" and os.path.exists(self._recovery_marker):
+            return None
+        if (stamp := path_stamp(self._epoch_file)) != self._epoch[0]:
+            self._epoch = stamp, read_epoch(self.root)
+        return self._epoch[1]
+
+    def _is_past(self, history: int) -> bool:
+        """Whether an engine is known to run that came after this one: never more than a load of shared memory while one runs."""
+        memory = None if self._memory is None else self._last_memory()
+        return memory is not None and memory.identity.epoch != history
+
+    def _last_memory(self) -> EngineMemory | None:
+        """Return the memory of the engine that was seen last, for two loads; it looks for another one only if that has ended."""
+        memory = self._memory
+        return self._engine_memory() if memory is None or memory.retired else memory
 
     def _look_again(self) -> None:
         """Let the next call look for the running engine, and whether the store is at its place."""

@@ -21,15 +21,27 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
-from fix_client import age_leaving, housekeep, housekeep_once, leave_cancelled, leave_unfinished, reader_of, session_of
+from fix_client import (
+    age_leaving,
+    before_it_looks,
+    housekeep,
+    housekeep_once,
+    leave_cancelled,
+    leave_unfinished,
+    reader_of,
+    session_of,
+)
 from fix_engine import EACH_MODE
+from fix_failpoints import Interrupted
 from fix_store_builder import START_MS
 from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.client.group_session import AssignedQueue
 from pyengine.client.retries import RetriedMessage
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.ipc.crashed_engine_memory import rebuild_offline, recover_offline
 from pyengine.ipc.store_lock import owning, read_holder
 from pyengine.native.waiting import Beat
+from pyengine.storage.config import load_config
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -1005,6 +1017,104 @@ def test_after_a_recovery_that_cut_the_log_the_new_messages_are_given(builder, c
     assert bodies(consumer.pull(10)) == [b"old 3", *later]
     consumer.commit()
     assert stored(builder) == {0: 6}
+
+
+def cut_at(builder, messages, kept, count, **fields):
+    """Recover the store, whose log has lost all but the first messages; `count` new ones come. Returns their bodies."""
+    builder.end, builder.queue_offsets["orders", 0] = messages[kept].physical_offset, kept
+    new = [builder.put("orders", b"new %d" % (kept + number), **fields).body for number in range(count)]
+    ConsumerOffsets(builder.root).lower({("orders", 0): kept})
+    raise_epoch(builder.root)
+    return new
+
+
+def pulled(consumer, count):
+    """The next messages, `count` at least."""
+    found = []
+    eventually(lambda: found.extend(consumer.pull(100, timeout_s=0.1)) or len(found) >= count, f"{count} messages")
+    return found
+
+
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_messages_in_the_place_of_lost_ones_are_given_to_a_program_that_asks_before_the_thread_has_looked(builder, consume, auto_commit):
+    messages = [builder.put("orders", b"old %d" % number) for number in range(10)]
+    consumer = consume(auto_commit=auto_commit)
+    assert len(consumer.pull(10)) == 10 and consumer.pull(timeout_s=0) == [] and consumer.commit() == {0: 10}
+    with before_it_looks(consumer):
+        new = cut_at(builder, messages, 3, 10)
+        assert consumer.pull(timeout_s=0) == [], "it is not compared yet"
+    housekeep(consumer)
+    assert bodies(consumer.pull(20)) == new
+    assert consumer.commit() == {0: 13} and stored(builder) == {0: 13}
+
+
+def test_messages_in_the_place_of_lost_ones_that_did_not_match_are_given_if_they_match(builder, consume):
+    messages = [builder.put("orders", b"old %d" % number, tags="paid" if number < 5 else "sent") for number in range(10)]
+    consumer = consume(tags="paid")
+    assert len(consumer.pull(10)) == 5 and consumer.pull(timeout_s=0) == [] and consumer.positions == {0: 10}
+    new = cut_at(builder, messages, 7, 10, tags="paid")
+    housekeep(consumer)
+    assert bodies(consumer.pull(20)) == new
+    assert consumer.commit() == {0: 17}
+
+
+def test_a_message_that_was_fetched_and_lost_is_not_given_beside_the_next_engine(tmp_path):
+    options = {"mapped_file_size_commit_log_bytes": 1 << 20}
+    root = tmp_path / "store"
+    with pyengine.Engine(root, **options) as engine, engine.connect() as producer:
+        placed = [producer.put("orders", b"old %d" % number, queue_id=0) for number in range(20)]
+        consumer = pyengine.consume(root, "orders", group="billing")
+        assert consumer.commit(consumer.pull(5)) == {0: 5}, "the others are fetched"
+    with consumer, ExitStack() as running:
+        with before_it_looks(consumer):
+            with open(root / "commitlog" / ("0" * 20), "r+b") as log:
+                log.seek(placed[10].physical_offset)
+                log.write(bytes((1 << 20) - placed[10].physical_offset))
+            recover_offline(root, load_config(root), accept_loss=True)
+            engine = running.enter_context(pyengine.Engine(root, **options))
+            with engine.connect() as producer:
+                producer.put_many("orders", [b"new %d" % number for number in range(10, 30)], queue_id=0)
+            eventually(lambda: reader_of(consumer).is_live and not consumer.pull(timeout_s=0), "it sees the engine")
+        assert bodies(pulled(consumer, 25)) == [b"old %d" % number for number in range(5, 10)] + [
+            b"new %d" % number for number in range(10, 30)]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["finished", "interrupted and run again"])
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_a_consumer_keeps_its_place_while_queues_are_rebuilt(builder, consume, sharing, is_interrupted):
+    fill(builder, 120)
+    consumer = consume(sharing=sharing, auto_commit=False, commit_interval_s=0)
+    taken = pulled(consumer, 120)
+    consumer.ack(taken[:10])
+    assert consumer.commit([]) == stored(builder) == {0: 10}
+    config, ends = load_config(builder.root, settings(builder)), []
+
+    def look(done, size):
+        housekeep_once(consumer)
+        assert consumer.pull(timeout_s=0) == [] and stored(builder) == {0: 10} and consumer.positions == {0: 120}
+        ends.append(reader_of(consumer).queue_end("orders", 0))
+        if is_interrupted and 0 < ends[-1] < 120:
+            raise Interrupted
+
+    if is_interrupted:
+        with pytest.raises(Interrupted):
+            rebuild_offline(builder.root, config, progress=look)
+        is_interrupted = False
+        look(0, 0)
+    rebuild_offline(builder.root, config, progress=look)
+    assert any(0 < end < 120 for end in ends), "the queue was seen half made"
+    later = fill(builder, 2)
+    housekeep(consumer)
+    assert bodies(consumer.pull(200)) == later
+    consumer.ack(taken[10:20])
+    assert consumer.commit([]) == stored(builder) == {0: 20}
+
+
+def test_no_consumer_begins_in_a_store_that_is_recovered(builder, consume):
+    fill(builder, 3)
+    with owning(builder.root), pytest.raises(StoreBusyError, match="is being recovered"):
+        consume(group=None, from_="last", timeout_s=0)
+    assert bodies(consume(group=None).pull()) == [b"0-0", b"0-1", b"0-2"]
 
 
 @pytest.mark.parametrize("way", ["ack", "commit"])

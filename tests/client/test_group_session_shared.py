@@ -16,7 +16,7 @@ import pytest
 
 import pyengine
 from fix_cli import environment
-from fix_client import epoch_of, members_of, reader_of, session_of
+from fix_client import before_it_looks, epoch_of, housekeep, members_of, reader_of, session_of
 from fix_engine import SMALL
 from pyengine.client import group_session
 from pyengine.client.retries import retry_topic
@@ -420,6 +420,22 @@ def test_a_recovery_that_cuts_below_what_one_member_took_gives_it_nothing_lost_t
         found = [other.pull(4, timeout_s=0), one.pull(10, timeout_s=0), other.pull(10, timeout_s=0)]
         assert [[each.body for each in part] for part in found] == [
             [b"new %d" % number for number in numbers] for numbers in (range(4), range(4, 7), ())]
+
+
+def test_a_recovery_that_cuts_above_what_a_member_took_leaves_nothing_lost_of_what_it_had_fetched(builder):
+    messages = [builder.put("orders", b"old %d" % number) for number in range(10)]
+    with pyengine.consume(builder.root, "orders", group="g", auto_commit=False, sharing="messages", commit_interval_s=60) as one:
+        one.ack(one.pull(5))
+        with before_it_looks(one):
+            cut_at(builder, messages, 7, 3)
+            raise_epoch(builder.root)
+            assert one.pull(10, timeout_s=0) == []
+        housekeep(one)
+        found = one.pull(10)
+        assert counted(found) == [(offset, 1) for offset in range(5, 10)]
+        assert [each.body for each in found] == [b"old 5", b"old 6", b"new 0", b"new 1", b"new 2"]
+        one.ack(found)
+        assert one.commit([]) == {0: 10}
 
 
 def test_a_restart_of_the_engine_changes_nothing(tmp_path):
