@@ -48,6 +48,7 @@ from pyengine.native.flush import monotonic_ns
 from pyengine.native.session import producer_count
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
+from pyengine.storage.commit_log import measure_log
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import find_later_features
 from pyengine.storage.log_holds import read_log_holds
@@ -420,7 +421,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
 def _statistics(store: MessageStore, created_ms: int, figures: Statistics) -> dict[str, Any]:
     """Return the figures by their names in docs/statistics.md."""
     return {"boot_timestamp_ms": created_ms, "runtime_s": max(0, now_ms() - created_ms) / 1000, **document_of(figures),
-            "commit_log_disk_ratio": used_ratio(store.commit_log),
+            "commit_log_disk_ratio": used_ratio(measure_log(store.root).folder),
             "consume_queue_disk_ratio": used_ratio(store.consume_queue)}
 
 

@@ -46,6 +46,7 @@ from pyengine.native import store_stats
 from pyengine.native.store_stats import Latency
 from pyengine.results import PutStatus
 from pyengine.settings import join_address, split_address
+from pyengine.storage.commit_log import measure_log
 from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import used_ratio
@@ -357,8 +358,9 @@ def _by(label: str | Labels, name: str, text: str, values: Iterable[tuple[str | 
 
 def _disk(root: Path) -> Iterator[Metric]:
     paths = StorePaths(root)
-    yield _by("folder", "pyengine_disk_used_ratio", "How full the disk below a folder of the store is, 0 to 1.",
-              ((folder.name, used_ratio(folder)) for folder in (paths.commit_log, paths.consume_queue)))
+    yield _by("folder", "pyengine_disk_used_ratio", "How full the disk below a folder is, 0 to 1; for a log on several the least full, "
+              "which takes new segments.", ((paths.commit_log.name, used_ratio(measure_log(root).folder)),
+                                            (paths.consume_queue.name, used_ratio(paths.consume_queue))))
 
 
 def _engine(document: dict[str, Any]) -> Iterator[Metric]:

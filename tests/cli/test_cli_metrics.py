@@ -27,6 +27,7 @@ from fix_golden import usual
 from fix_owner import add_sync
 from pyengine.cli import metrics as metrics_module
 from pyengine.cli.metrics import CONNECTIONS_MAX, Exposition, _replication, serve
+from pyengine.formats.paths import set_log_folders
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -91,6 +92,20 @@ def test_figures_have_their_values(owner):
     assert value(found, "pyengine_info", store=str(owner.root), mode="async") == 1
     assert value(found, "pyengine_worker_up", kind="supervisor") == 0  # it is still starting
     assert 0 < value(found, "pyengine_disk_used_ratio", folder="commitlog") < 1
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_a_log_on_several_disks_the_least_full_one_counts_as_for_puts(owner, make_small_disk, order):
+    disks = make_small_disk("1m"), make_small_disk("1m")
+    for disk in disks:
+        (disk / "log").mkdir()
+    (disks[0] / "ballast").write_bytes(bytes(900_000))
+    set_log_folders(owner.root, ",".join(f"{disks[number]}/log" for number in order), "")
+    assert value(scrape(owner.root), "pyengine_disk_used_ratio", folder="log") < 0.1
+    assert run("status", owner.root, "--json").document["statistics"]["commit_log_disk_ratio"] < 0.1
+    (disks[1] / "ballast").write_bytes(bytes(950_000))
+    assert value(scrape(owner.root), "pyengine_disk_used_ratio", folder="log") > 0.85
 
 
 def test_histograms_hold_each_duration_below_its_bound(owner):
