@@ -55,6 +55,10 @@ def topic_name(value: object) -> str:
     if not is_folder_name(name):
         raise UsageError(f"the topic {name!r} cannot be a folder's name: give one of 1 to "
                          f"{FOLDER_NAME_BYTES_MAX} bytes that is not '.' or '..' and holds no '/'")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the topic {name!r} holds a lone surrogate: give it as valid text") from None
     return name
 
 

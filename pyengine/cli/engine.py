@@ -116,11 +116,15 @@ def wait(store: Path, settings: dict[str, str], timeout_s: float) -> Reply:
     Example:
       pyengine wait STORE && exec python my_service.py
     """
-    from pyengine.ipc.session_client import open_session, until_ready
+    from pyengine.ipc.session_client import open_session, require_engine, until_ready
+
+    def attempt(left_s: float) -> None:
+        require_engine(store)
+        open_session(store, timeout_s=left_s).close()
 
     started_s = time.monotonic()
     load_config(store, settings)
-    until_ready(lambda left_s: open_session(store, timeout_s=left_s).close(), timeout_s)
+    until_ready(attempt, timeout_s)
     return Reply({"store": str(store), "seconds": round(time.monotonic() - started_s, 3)}, "running")
 
 

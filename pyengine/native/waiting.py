@@ -103,7 +103,7 @@ class Awaited(NamedTuple):
 
 def arrival_slot(topic: str, queue_id: int) -> int:
     """Return the number under which the control block notes messages of this queue."""
-    name = topic.encode()
+    name = topic.encode(errors="surrogatepass")  # a folder of a queue can have any name
     return lib.ms_arrivals_slot(name, len(name), queue_id)
 
 

@@ -15,6 +15,7 @@ import time
 import psutil
 import pytest
 
+import pyengine
 from fix_cli import changes, command_line, environment, picture, run, spawn
 from fix_engine import SMALL
 from fix_golden import usual
@@ -166,6 +167,20 @@ def test_put_and_wait_wait_for_an_engine_that_is_started_later(make_engine, comm
     finally:
         process.kill()
         process.communicate()
+
+
+def test_wait_names_a_file_in_the_place_of_a_store_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    ran = run("wait", tmp_path / "file", "--timeout", 3600)
+    assert ran.code != 0 and f"{tmp_path / 'file'} is a file; STORE is the store's root directory" in ran.stderr, ran
+
+
+def test_a_topic_that_is_no_text_is_refused_by_tail_and_has_no_messages(engine):
+    one = engine()
+    ran = run("tail", one.root, "--topic", "t\udcff", "--queue-id", "0")
+    assert ran.code == 2 and "the topic 't\\udcff' holds a lone surrogate: give it as valid text" in ran.stderr, ran
+    with pyengine.open_store(one.root) as store:
+        assert not store.wait_for_message("t\udcff", 0, 0, 0)
 
 
 def test_wait_says_after_its_timeout_what_is_missing(make_engine):
