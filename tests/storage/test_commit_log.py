@@ -15,6 +15,7 @@ from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
 from pyengine.storage.commit_log import list_log, new_segment_folder
 from pyengine.storage.config import config_path, load_config, record_sizes
+from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.inspect import inspect
 from pyengine.storage.message_store import MessageStore, discover
 from pyengine.storage.recovery.rebuild import rebuild
@@ -200,6 +201,7 @@ def test_a_disk_is_added_to_a_log_whose_oldest_segments_are_deleted(golden, tmp_
 
 def test_a_list_that_leaves_out_a_folder_with_segments_is_refused(golden, tmp_path):
     store, disk = golden("roll"), tmp_path / "disk"
+    ensure_engine_id(store.root)  # without one its folders are not known: RocketMQ's settings have them
     before = picture(store.root / "consumequeue")
     for words in (("config", "set", store.root, f"store_path_commit_log={disk}"),
                   ("start", store.root, "--set", f"store_path_commit_log={disk}"),
