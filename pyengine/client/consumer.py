@@ -385,7 +385,8 @@ class Consumer:
                 raise UsageError("there is no group to share messages with: give consume() one")
             if self._session is not None:
                 self._owned.callback(self._session.close)
-            self._owned.callback(self._is_due.set)
+            if outer is None:  # it is the outer one's, whose thread would come again at once if this one cannot begin
+                self._owned.callback(self._is_due.set)
             self._owned.callback(self._closing.set)
             self._epoch = self._session.epoch if self._session else read_epoch(path)
             self._begin()

@@ -426,8 +426,8 @@ class AssignedQueue:
         """
         if not kept_end:
             self.seek(min(self.done if stored is None else max(stored, 0), self.done, end))
-        elif stored is not None:  # what was passed after `kept_end` did not match, but what has come in its place may
-            offset, flight = max(kept_end, stored), self.flight
+        else:  # what was passed after `kept_end` did not match, but what has come in its place may
+            offset, flight = max(kept_end, stored or 0), self.flight
             self.position, flight.delivered_end, flight.done = (
                 min(each, offset) for each in (self.position, flight.delivered_end, flight.done))
         if stored is not None:

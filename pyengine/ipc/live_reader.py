@@ -515,9 +515,15 @@ class LiveStoreReader(StoreReader):
         memory = self._last_memory()
         if memory is not None and memory.state != native.STATE_DEGRADED:
             return memory.identity.epoch
-        holder = read_holder(self.root)
-        if holder.kind == "owner" or holder.kind != "foreign" and os.path.exists(self._recovery_marker):
-            return None
+        with contextlib.suppress(OSError):  # the file system has no locks, which leaves the marker
+            holder = read_holder(self.root)
+            if holder.kind == "owner":
+                return None
+            if holder.kind == "foreign":
+                return self._noted_epoch()
+        return None if os.path.exists(self._recovery_marker) else self._noted_epoch()
+
+    def _noted_epoch(self) -> int:
         if (stamp := path_stamp(self._epoch_file)) != self._epoch[0]:
             self._epoch = stamp, read_epoch(self.root)
         return self._epoch[1]

@@ -6,8 +6,8 @@
 | 0 | exclusive | the owner while it recovers the store; RocketMQ while it runs (a POSIX record lock) |
 | 16 + k | exclusive | the only living worker of kind k (k = 0: the supervisor) |
 
-Each of them also has a shared lock on each folder of the log, on a byte whose number the store's `lock` decides: a lock on another byte is
-that of another store, a copy whose settings name the original's folder.
+Each of them also has a shared lock on each folder of the log, on a byte whose number the store's folder decides: a lock on another byte
+is that of another store, a copy whose settings name the original's folder.
 
 The file has RocketMQ's four letters; pyengine writes them only if they are missing, so the modification time tells whether
 RocketMQ has started on the store since.
@@ -146,7 +146,7 @@ class StoreLock(Closing):
 
     def hold_log(self) -> None:
         """Lock the folders of the log that exist now; StoreBusyError if an engine or a repair of another store has one."""
-        status = os.fstat(self._descriptor)
+        status = os.stat(self.path.parent)  # not of `lock`, which may be removed beside the engine
         byte = 1 + (status.st_dev << 40 ^ status.st_ino) % (INT64_MAX - 1)
         for folder in log_folders(self.path.parent).all:
             with contextlib.suppress(OSError, DiskError):  # it does not exist, or the file system has no such locks

@@ -365,7 +365,8 @@ def _refuse_lost_segments(root: str | os.PathLike[str], known: LogFolders, wante
     identity = read_engine_id(root)
     if identity is None or {*known.all} <= {*wanted.all}:  # RocketMQ's store, whose folders are not known; nothing is left out
         return
-    there, new = segments(folder for folder in known.all if not identity.is_copy or folder.is_relative_to(root)), segments(wanted.all)
+    own = (folder for folder in known.all if not identity.is_copy or folder.resolve().is_relative_to(Path(root).resolve()))
+    there, new = segments(own), segments(wanted.all)
     if left := there.keys() - new:
         name, folder = min(left), there[min(left)]
         raise ConfigError(f"{folder} has segments of this log ({name}) that are in no folder of store_path_commit_log = "
