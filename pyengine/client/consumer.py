@@ -1495,6 +1495,7 @@ class Consumer:
 
     def _commit_done(self) -> None:
         """Store what is done; once more if a recovery of the store has come between."""
+        self._reader._require_open()  # and the store is at its place
         session = self._session
         commit = partial(self._commit_shared, session) if isinstance(session, SharedSession) else self._commit_claimed
         try:
