@@ -161,7 +161,7 @@ def set_command(store: Path, settings: dict[str, str], pairs: Sequence[str]) -> 
     if not values:
         raise UsageError("nothing to set: give KEY=VALUE, as in file_reserved_time_hours=24")
     running, present = _running(existing_store(store)), read_file(config_path(store))
-    named = [name for name in LOG_PATHS if values.get(name, "") != present.get(name, "") and name in values]
+    named = [name for name in LOG_PATHS if name in values and values[name] != present.get(name, "")]
     if running is not None and named:  # readers would use the new folders at once
         raise UsageError(f"{' and '.join(named)} can be set only while no engine runs: {command('stop', store)}, set it, then start")
     set_durably(store, values)

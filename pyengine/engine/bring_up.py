@@ -58,7 +58,7 @@ from pyengine.storage.checkpoint import CUT, Cut, RecoveryPath, create_abort_fil
 from pyengine.storage.commit_log import CommitLog, Log, list_log, new_segment_folder
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
-from pyengine.storage.durable_writes import create_file, make_folders
+from pyengine.storage.durable_writes import create_file, make_folders, make_log_folder
 from pyengine.storage.engine_id import EngineId, ensure_engine_id, raise_epoch, read_boot_id, read_epoch
 from pyengine.storage.file_system import free_bytes
 from pyengine.storage.message_store import MessageStore, require_space
@@ -135,7 +135,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, await_master: Ca
     store.list_complete_log()
     record_sizes(root, config)  # before there is a store: a consumer that waits for it must not read it with other sizes
     for writable in store.commit_log_folders.writable:
-        make_folders(writable, is_given=bool(os.stat(root).st_uid))
+        make_log_folder(root, writable)
     lock.hold_log()
     engine_id = ensure_engine_id(root)
     report, remembered, recorded = _recover(store, config, progress)

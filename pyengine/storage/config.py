@@ -376,15 +376,14 @@ def _refuse_lost_segments(root: str | os.PathLike[str], known: LogFolders, wante
 
 def _make_log_folders(root: str | os.PathLike[str], present: Mapping[str, Value], values: Mapping[str, Value]) -> None:
     """Make folders that `values` add to a log: once engine.toml names one, it is lost if it does not exist."""
-    from pyengine.storage.durable_writes import make_folders
+    from pyengine.storage.durable_writes import make_log_folder
 
     known, wanted = named_log_folders(root, present), named_log_folders(root, {**present, **values})
     if any(folder.is_dir() for folder in known.all):
         for folder in wanted.writable:
             if folder not in known.all:
-                owner = os.stat(root).st_uid
-                make_folders(folder, is_given=bool(owner))
-                status = os.stat(folder)
+                make_log_folder(root, folder)
+                owner, status = os.stat(root).st_uid, os.stat(folder)
                 if os.geteuid() == 0 and status.st_uid != owner and not status.st_mode & 0o022:
                     raise ConfigError(f"{folder} belongs to user {status.st_uid}, and the store to user {owner}, who could not write "
                                       f"there: `chown {owner} {folder}`, then set it again")

@@ -228,6 +228,11 @@ def make_folders(folder: Path | str, *, is_synced: bool = True, is_given: bool =
             sync_folder(made.parent)
 
 
+def make_log_folder(root: str | os.PathLike[str], folder: Path) -> None:
+    """Create a folder of the log of the store at `root`, which may be elsewhere, as make_folders does; one of root's store stays root's."""
+    make_folders(folder, is_given=bool(os.stat(root).st_uid))
+
+
 def open_shared_file(path: Path) -> int:
     """Open a file that processes of the store's user and root lock, read-write; create it and its folder if necessary. DiskError.
 
