@@ -230,6 +230,7 @@ def test_a_worker_that_shares_tasks_takes_the_next_of_any_queue(own, monkeypatch
     assert set(Counter(each.what for each in own.notes()).values()) == {1}
 
 
+@pytest.mark.ci
 def test_kill_9_of_a_worker_loses_no_task_that_is_acknowledged_late_and_repeats_none_that_is_stored_as_done(own):
     process = own.start()
     before = [f"before-{n}" for n in range(100)]

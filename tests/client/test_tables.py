@@ -21,6 +21,7 @@ import pytest
 import pyengine
 from fix_cli import environment, run
 from fix_engine import wait_noted
+from fix_golden import usual
 from pyengine.client.backup import backup_store, restore_store
 from pyengine.client.outgoing import RawMessage
 from pyengine.errors import CorruptionError, StoreBusyError, UsageError
@@ -138,7 +139,7 @@ def test_a_delta_log_has_a_checkpoint_each_so_many_commits_and_survives_a_torn_o
     assert_equal(lake, "delta", engine.root, "orders")
 
 
-@both
+@pytest.mark.parametrize("to", usual(FORMATS, ["delta"], pytest.mark.ci))
 def test_what_a_commit_reads_and_writes_does_not_grow_with_the_commits_before_it(engine, tmp_path, to, monkeypatch):
     """Also of a table that has been filled without these settings."""
     keep, merge = 4, 3

@@ -102,7 +102,7 @@ def run(parts, puts: int, body_bytes: int, how: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("how", usual(["each", "stream"], ["each"]))
-@pytest.mark.parametrize("mode", usual(MODES, ["async", "sync"], pytest.mark.ci))
+@pytest.mark.parametrize("mode", usual(MODES, ["sync"], pytest.mark.ci))
 def test_no_worker_or_producer_waits_for_ever_for_a_wake_up(make_sleepers, request, mode, how):
     """Put, commit, flush and dispatch, over many rolls; each sleeps before each put, or all the time something comes."""
     parts = make_sleepers(mode)

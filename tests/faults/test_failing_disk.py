@@ -22,6 +22,7 @@ from crash.board import Board
 from faults.logged_disk import NO_WRITES, LoggedDisk, build_server, logged_disk
 from faults.memory_folder import memory_folder
 from faults.mounts import mount, with_own_mounts
+from fix_golden import usual
 from pyengine.cli.engine_status import engine_status
 from pyengine.cli.torture import kill_engine, remove_memory
 from pyengine.engine.embedded import start_engine, stop_engine
@@ -219,7 +220,8 @@ def test_what_is_written_after_a_recovery_is_on_disk_where_zeros_could_not_be_wr
     with_own_mounts(write_after_recovery, program, tmp_path, is_noted)
 
 
-@pytest.mark.parametrize("memory_stays, mode, is_mapped", [(True, "async", True), (False, "sync", True), (False, "async", False)])
+@pytest.mark.parametrize("memory_stays, mode, is_mapped", usual(
+    [(True, "async", True), (False, "sync", True), (False, "async", False)], [(False, "sync", True)], pytest.mark.ci))
 def test_records_kept_by_recovery_after_a_failed_sync_and_later_ones_are_on_disk_also_if_a_reader_maps_them(
         program, tmp_path, memory_stays, mode, is_mapped):
     found = with_own_mounts(fail_then_recover, program, tmp_path, memory_stays, mode, is_mapped)

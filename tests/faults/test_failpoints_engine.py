@@ -75,6 +75,7 @@ def test_a_wrong_share_is_refused(monkeypatch, capsys, text):
     assert ended.value.code == 2 and "is not a share: give K/N" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_wrong_arguments_are_explained(broken_build):
     command = [sys.executable, "-P", "-m", "crash.failpoints", "--scene", START, "--point", "commit_point"]
     done = subprocess.run(command, env=environment(broken_build, None), capture_output=True, text=True, timeout=scaled_timeout_s(60))

@@ -11,6 +11,7 @@ import pytest
 
 from crash.steps import FAILPOINTS
 from faults.mutants import FORGETS_UNDO, Mutant, environment
+from fix_golden import usual
 
 TESTS = Path(__file__).parents[1]
 RARE = {"light_queue_advanced", "session_accused", "session_closed", "queue_table_copying", "freeze_claimed", "freeze_numbered",
@@ -33,7 +34,7 @@ def steps(mode: str) -> set[str]:
     return {point.name for point in steps(mode)}
 
 
-@pytest.mark.parametrize("mode", ["async", "gathered", "sync"])
+@pytest.mark.parametrize("mode", usual(["async", "gathered", "sync"], ["sync"], pytest.mark.ci))
 def test_each_step_of_a_pass_survives_a_kill(broken_build, mode):
     done = run(broken_build, "faults.writer_failpoints", mode, 2)
     assert done.returncode == 0

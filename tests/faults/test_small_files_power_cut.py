@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from faults.power_cut import build_shim, explore, read_journal, shim_environment
+from fix_golden import usual
 from pyengine.formats.paths import segment_name
 from pyengine.storage.checkpoint import read_checkpoint, read_watermark
 from pyengine.storage.consumer_offset import CANCELS_NAME, DelayOffsets, delay_marks
@@ -165,7 +166,7 @@ def judged(check):
     return run_check
 
 
-@pytest.mark.parametrize("what", CHECKS)
+@pytest.mark.parametrize("what", usual(CHECKS, set(CHECKS) - {"new files"}, pytest.mark.ci))
 def test_written_small_files_survive_every_power_cut(shim, tmp_path, seed, what):
     root, records = run(shim, tmp_path, what, "nothing")
     outcome = explore(records, root, judged(CHECKS[what]), states=100, seed=seed, scratch=tmp_path / "scratch")

@@ -470,6 +470,7 @@ def batch(number, properties=""):
     return ((len(member) + 4).to_bytes(4, "big") + member) * number
 
 
+@pytest.mark.ci
 def test_retries_of_a_topic_without_consumers_do_not_keep_those_of_another(tmp_path):
     served = start_served(tmp_path / "store")  # of its own: others read the first segment of theirs
     try:
@@ -658,6 +659,7 @@ def test_a_master_that_was_replaced_writes_neither_offsets_nor_acknowledgements(
         served.close()
 
 
+@pytest.mark.ci
 def test_groups_status_and_metrics_show_what_is_in_flight(served, topic, group):
     client = served.broker()
     put(client, topic, b"a", b"b", queue_id=2)

@@ -151,7 +151,7 @@ def verify(rig: WriterRig, sent: list[int]) -> int:
     return records
 
 
-@pytest.mark.parametrize("gathers", usual([False, True], [True], pytest.mark.ci), ids=["stored", "gathered"])
+@pytest.mark.parametrize("gathers", usual([False, True], [False], pytest.mark.ci), ids=["stored", "gathered"])
 def test_no_kill_of_the_writer_loses_doubles_or_reorders_a_message(rng, tmp_path, gathers):
     outcome = run(120, rng, tmp_path if gathers else None)
     print(outcome)

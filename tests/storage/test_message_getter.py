@@ -6,6 +6,8 @@ import itertools
 import threading
 import tracemalloc
 
+import pytest
+
 from pyengine.formats.record import decode_record
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.message_getter import GetFigures, GetStatistics, parse_condition
@@ -43,6 +45,7 @@ def test_threads_that_share_a_reader_lose_no_count():
     assert statistics.figures.missed == 8000
 
 
+@pytest.mark.ci
 def test_conditions_that_are_remembered_take_few_megabytes():
     """Clients choose them, and the longest ones take 2 MB each."""
     tracemalloc.start()
