@@ -166,6 +166,7 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         self.commit_log = CommitLog(self.root, self.geometry.mapped_file_size_commit_log_bytes, self._cache)
         self._watermark = watermark or FilesWatermark(self.root, self.commit_log)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._with_files: set[str] = set()  # folders of queues that had files
         self.index = IndexService(self._paths.index, self.geometry.index_layout)
         self._use_settings(self.config)
         self._gets = GetStatistics()
@@ -545,7 +546,16 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
 
     def _queue_ids(self, topic: str) -> list[int]:
         folder = os.path.join(self._consume_queue, topic)
-        return sorted(int(name) for name in folder_names(folder) if is_queue_id_name(name) and _has_files(os.path.join(folder, name)))
+        return sorted(int(name) for name in folder_names(folder) if is_queue_id_name(name) and self._has_files(os.path.join(folder, name)))
+
+    def _has_files(self, folder: str) -> bool:
+        if folder in self._with_files:  # a group's members ask at each change; the last file goes with its folder
+            return True
+        with disk_errors("list", folder), contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # deleted meanwhile
+            if any(is_plain_file(entry) for entry in entries):
+                self._with_files.add(folder)
+                return True
+        return False
 
     def _entries(self, topic: str, queue_id: int, level: Level | None) -> QueueEntries | None:
         """Return the queue's entries for this level; None for a queue that does not exist or has none."""
@@ -615,7 +625,3 @@ def _is_folder(path: str) -> bool:
         raise disk_error(error, "read", path) from error
 
 
-def _has_files(folder: str) -> bool:
-    with disk_errors("list", folder), contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # deleted since it was listed
-        return any(is_plain_file(entry) for entry in entries)
-    return False
