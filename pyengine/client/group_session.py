@@ -201,7 +201,7 @@ class GroupSession:
 
     def _resume(self, flights: Mapping[int, InFlight], row: Mapping[int, int]) -> None:
         """Begin a tenure of each queue with what its earlier ones have left. The caller has the lock of the offsets."""
-        saved = self._acks.read()
+        saved = self._acks.read(flights)
         begun = []
         for queue_id, flight in flights.items():
             flight.resume(saved.get(queue_id, ()), row.get(queue_id), partial(self._members.marked_end, queue_id))

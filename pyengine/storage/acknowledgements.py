@@ -47,6 +47,7 @@ COMPACT_BYTES = 256 << 10   # a file is compacted above this size, if it is COMP
 COMPACT_FACTOR = 4
 TENURE_BITS = 48
 STEP_MESSAGES_MAX = 1 << 24
+_QUEUE = b'{"queue":'       # what a line of a queue begins with
 Ranges = tuple[tuple[int, int], ...]        # (start, end) of queue offsets, ascending
 Counts = tuple[tuple[int, int, int], ...]   # (start, end, deliveries); of overlapping ones the last counts
 Fields = Mapping[str, Any]                  # of a line
@@ -112,9 +113,17 @@ class AckFile:
         self._compacted_bytes = 0
         self._durable_name: tuple[int, int] | None = None
 
-    def read(self) -> dict[int, list[SavedQueue]]:
-        """Return queue id -> its states, oldest first; what is damaged is not among them. DiskError if it cannot be read now."""
-        return decode(self.content())
+    def read(self, queues: Iterable[int] | None = None) -> dict[int, list[SavedQueue]]:
+        """Return queue id -> its states, oldest first; what is damaged is not among them. DiskError if it cannot be read now.
+
+        Of `queues` only, if they are given: to decode a line takes long, and the file has one of each tenure of each queue.
+        """
+        content = self.content()
+        if queues is not None:
+            wanted = {b"%d" % queue for queue in queues}
+            content = b"\n".join(line for line in content.split(b"\n")
+                                 if not line.startswith(_QUEUE) or line[len(_QUEUE) : line.find(b",")] in wanted)
+        return decode(content)
 
     def append(self, states: Iterable[SavedQueue], stored: Mapping[int, int], *, is_durable: bool) -> None:
         """Add states; the caller has the lock of the groups' offsets. `stored`: the offsets that are stored now, by queue id.

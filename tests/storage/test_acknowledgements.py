@@ -232,6 +232,7 @@ def test_the_file_has_what_was_appended(file, tmp_path):
     file.note_delivery(3, 8, 11, 5)  # of another tenure
     file.note_delivery(9, 7, 11, 5)  # of a queue without a state
     assert file.read() == {0: [other], 3: [replace(STATE, counts=(*STATE.counts, (11, 12, 4)))]}
+    assert file.read([3, 30]) == {3: file.read()[3]} and file.read([0]) == {0: [other]} and file.read([]) == {}
     assert path_of(tmp_path).stat().st_mode & 0o777 == 0o600
     for line in path_of(tmp_path).read_bytes().split(b"\n")[1:]:
         assert isinstance(json.loads(line[:-9]), dict), "a line is readable"
