@@ -56,6 +56,29 @@ static void raise_flag(struct beat *beat, uint32_t flag)
     }
 }
 
+/* ---- locks ---- */
+
+/* The kernel names any one lock in the range, so that what is before it and after it is asked for again. */
+int ms_locks_find(int32_t fd, int64_t start, int64_t count, uint8_t *found)
+{
+    int64_t at = 0;
+    while (at < count) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start + at, .l_len = count - at};
+        if (fcntl(fd, F_OFD_GETLK, &lock) != 0)
+            return -errno;
+        if (lock.l_type == F_UNLCK)
+            return 0;
+        const int64_t first = lock.l_start > start + at ? lock.l_start - start : at;
+        const int64_t end = lock.l_len != 0 && lock.l_start + lock.l_len < start + count ? lock.l_start + lock.l_len - start : count;
+        memset(found + first, 1, (size_t)(end - first));
+        const int error = ms_locks_find(fd, start + at, first - at, found + at);
+        if (error != 0)
+            return error;
+        at = end;
+    }
+    return 0;
+}
+
 /* ---- a member ---- */
 
 static void write_heartbeat(struct ms_member *member)

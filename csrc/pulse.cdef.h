@@ -38,6 +38,9 @@ struct ms_member {
     uint32_t slots;              /* how many may have a member of which it must know */
 };
 
+/* Set `found[i]` to 1 if another open file has a lock on byte start + i, for each of `count`; 0 or -errno. From any thread. */
+int ms_locks_find(int32_t fd, int64_t start, int64_t count, uint8_t *found);
+
 /* NULL without memory. It is never freed, since its thread may outlive the interpreter. */
 void *ms_pulse_new(void);
 /* Beat each `interval_ns`; return after a beat that has something to take, or if there is none, or after one at `timeout_ns`. */

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from pyengine.storage.store_reader import StoreReader
 
 _Queue = TypeVar("_Queue", bound="AssignedQueue")
+_Thing = TypeVar("_Thing", bound=Hashable)
 PASS_OVER_S = 1.5  # so long a member that has a turn may show no life
 PATIENCE_S = 0.05  # so long a thread that has other work waits for a turn
 
@@ -159,10 +160,9 @@ class GroupSession:
     def _sharing(self) -> list[int]:
         """Return the slots of the members that get a share: that live, and send heartbeats."""
         sharing = {at - MEMBERS: record for at, record in self._living.items() if at < GUESTS}
-        silent = {slot: record.incarnation for slot, record in sharing.items()
-                  if slot != self._slot and self._liveness.is_expired(("member", slot), record)}
-        self._silent = set(silent.values())
-        return [slot for slot in sharing if slot not in silent]
+        silent = self._liveness.expired({("member", slot): record for slot, record in sharing.items() if slot != self._slot})
+        self._silent = {sharing[slot].incarnation for _, slot in silent}
+        return [slot for slot in sharing if ("member", slot) not in silent]
 
     def take(self, queue_ids: Iterable[int]) -> dict[int, tuple[Claim, int | None, InFlight]]:
         """Claim those of these queues that are free or whose holder has sent no heartbeat for session_timeout_s.
@@ -284,8 +284,9 @@ class GroupSession:
         """Return those of these queues whose member has sent no heartbeat for session_timeout_s."""
         holders = {one.incarnation: one for one in self._members.members().values()}
         records = {queue_id: self._members.record(queue_id) for queue_id in claimed}
-        return {queue_id for queue_id, record in records.items() if record.incarnation in self._silent
-                or self._liveness.is_expired(("queue", queue_id), (record, holders.get(record.incarnation)))}
+        expired = self._liveness.expired({("queue", queue_id): (record, holders.get(record.incarnation))
+                                          for queue_id, record in records.items() if record.incarnation not in self._silent})
+        return {queue_id for queue_id, record in records.items() if record.incarnation in self._silent or ("queue", queue_id) in expired}
 
 
 class LivenessTracker:
@@ -299,14 +300,16 @@ class LivenessTracker:
         self._clock = clock
         self._seen: dict[Hashable, tuple[object, float]] = {}
 
-    def is_expired(self, thing: Hashable, state: object) -> bool:
-        """Whether `thing` has had this `state` in each call since the timeout began."""
-        now_s = self._clock()
-        seen, since_s = self._seen.get(thing, (None, 0.0))
-        if thing not in self._seen or seen != state:
-            self._seen[thing] = (state, now_s)
-            return False
-        return now_s - since_s >= self._timeout_s
+    def expired(self, states: Mapping[_Thing, object]) -> set[_Thing]:
+        """Return those things that have had these states in each call since the timeout began."""
+        now_s, found = self._clock(), set()
+        for thing, state in states.items():
+            seen, since_s = self._seen.get(thing, (None, 0.0))
+            if thing not in self._seen or seen != state:
+                self._seen[thing] = (state, now_s)
+            elif now_s - since_s >= self._timeout_s:
+                found.add(thing)
+        return found
 
     def forget(self, thing: Hashable) -> None:
         """Forget the state of `thing`, so that its timeout begins again."""
@@ -861,8 +864,10 @@ class SharedSession(GroupSession):
             if not self._others() and not self.log.has_news:
                 return
             with contextlib.suppress(PassedOverError), self.turn(()):
-                living = {record.incarnation for at, record in self._members.members().items()
-                          if record.incarnation == self._members.incarnation or not self._liveness.is_expired(("member", at), record)}
+                members = self._members.members()
+                silent = self._liveness.expired({at: record for at, record in members.items()
+                                                 if record.incarnation != self._members.incarnation})
+                living = {record.incarnation for at, record in members.items() if at not in silent}
                 if 0 in living:  # a record that is just being written
                     return
                 for dead in self._others() - living:

@@ -38,14 +38,15 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyengine.arguments import after_fork
 from pyengine.errors import EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
-from pyengine.native.waiting import BEAT_CHANGED, MEMBER_SLOTS_MAX, Beat, Pulse
+from pyengine.native.waiting import BEAT_CHANGED, MEMBER_SLOTS_MAX, Beat, Pulse, locked_bytes
 from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.durable_writes import open_shared_file
-from pyengine.storage.ofd_lock import find_lock, try_lock, unlock
+from pyengine.storage.ofd_lock import try_lock, unlock
 
 SLOTS_MAX = MEMBER_SLOTS_MAX
 MEMBERS = 1 << 40
@@ -71,8 +72,7 @@ _MIXED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRecord:
+class SlotRecord(NamedTuple):
     """A member's own record. `heartbeats` rises while it lives and is not stopped; `wanted` stands for its filter, 0 if it is unknown."""
 
     incarnation: int = _NO_OWNER
@@ -169,7 +169,8 @@ class GroupMembers:
         found = {at for base in (MEMBERS, GUESTS, SHARERS) for at in self._locked(base, base + SLOTS_MAX)}
         if self._slot >= 0:
             found.add(self._base + self._slot)
-        return {at: self._slot_record(at) for at in sorted(found)}
+        blocks = {base: self._read(self._slot_at(base, 0), _SLOT_STRIDE * SLOTS_MAX) for base in {at & -MEMBERS for at in found}}
+        return {at: self._slot_record(at, blocks[at & -MEMBERS]) for at in sorted(found)}
 
     @property
     def is_current(self) -> bool:
@@ -282,30 +283,20 @@ class GroupMembers:
         unlock(self._descriptor, byte, 1)
 
     def _locked(self, start: int, end: int) -> list[int]:
-        """Return the bytes of [start, end) that other open files have locked; each call of the kernel names one."""
-        found: list[int] = []
-        ranges = [(start, end)]
-        while ranges:
-            low, high = ranges.pop()
-            if low >= high:
-                continue
-            with disk_errors("read the locks of", self.path):
-                lock = find_lock(self._descriptor, low, high - low)
-            if lock is None:
-                continue
-            first, last = max(lock.start, low), min(lock.start + lock.length if lock.length else high, high)
-            found.extend(range(first, last))
-            ranges += [(low, first), (last, high)]
-        return found
+        """Return the bytes of [start, end) that other open files have locked."""
+        with disk_errors("read the locks of", self.path):
+            return locked_bytes(self._descriptor, start, end - start)
 
     # -- records ------------------------------------------------------------------
 
     def _slot_at(self, base: int, slot: int) -> int:
         return SLOTS_AT + _SLOT_STRIDE * ((base >> 41) * SLOTS_MAX + slot)
 
-    def _slot_record(self, byte: int) -> SlotRecord:
-        base = byte & -(1 << 40)
-        fields = self._get(self._slot_at(base, byte - base), _SLOT)
+    def _slot_record(self, byte: int, block: bytes) -> SlotRecord:
+        """Return the record of a slot from those of its kind, or from the file if it is torn there."""
+        base = byte & -MEMBERS
+        slot = byte - base
+        fields = _checked(block[_SLOT_STRIDE * slot : _SLOT_STRIDE * (slot + 1)], _SLOT) or self._get(self._slot_at(base, slot), _SLOT)
         return SlotRecord() if fields is None else SlotRecord(*fields)
 
     def _put_record(self, queue_id: int, record: QueueRecord) -> None:
@@ -329,10 +320,8 @@ class GroupMembers:
     def _get(self, at: int, fields: struct.Struct) -> tuple[int, ...] | None:
         """Return the fields of a record; None if there is none with a valid checksum."""
         for _ in range(_READS):
-            found = self._read(at, fields.size + _CRC.size)
-            if len(found) == fields.size + _CRC.size:
-                if _CRC.unpack_from(found, fields.size)[0] == zlib.crc32(found[: fields.size]):
-                    return fields.unpack_from(found)
+            if (found := _checked(self._read(at, fields.size + _CRC.size), fields)) is not None:
+                return found
         return None
 
 
@@ -342,6 +331,13 @@ def _queue_byte(queue_id: int, fence: int) -> int:
 
 def _with_crc(fields: bytes) -> bytes:
     return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def _checked(content: bytes, fields: struct.Struct) -> tuple[int, ...] | None:
+    """Return the fields at the begin of the content; None without a valid checksum after them."""
+    if len(content) < fields.size + _CRC.size or _CRC.unpack_from(content, fields.size)[0] != zlib.crc32(content[: fields.size]):
+        return None
+    return fields.unpack_from(content)
 
 
 def _mark_crc(end: int, tenure: int) -> int:

@@ -223,6 +223,13 @@ MEMBER_SLOTS_MAX = lib.MS_MEMBER_SLOTS_MAX
 Names = Mapping[str, int]  # path -> what of it is compared, one of these
 
 
+def locked_bytes(descriptor: int, start: int, count: int) -> list[int]:
+    """Return those of `count` bytes from `start` on that other open files have locked. Raises OSError."""
+    found = bytearray(count)
+    raise_os_error(lib.ms_locks_find(descriptor, start, count, ffi.from_buffer("uint8_t[]", found)))
+    return [start + at for at, is_locked in enumerate(found) if is_locked]
+
+
 class Pulse:
     """What this process does for its consumers each BEAT_INTERVAL_S. Not for a forked child."""
 

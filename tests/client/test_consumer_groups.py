@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+import time
+import warnings
 from collections import Counter
+from contextlib import ExitStack
 
 import pytest
 
@@ -133,6 +136,18 @@ def test_a_stopped_member_loses_its_queues_and_comes_back_as_a_member(group):
     assert all(now[queue_id] >= committed[queue_id] for queue_id in committed), "what it knew counts no more"
     group.produce(20)
     group.wait_all_given()
+
+
+def test_many_members_of_a_group_share_its_queues_with_little_work(group):
+    count = 128
+    for queue_id in range(count):
+        group.producer.put("orders", b"x", queue_id=queue_id)
+    began_s = time.process_time()
+    with ExitStack() as opened, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the first members may not see all queues yet
+        members = [opened.enter_context(pyengine.consume(group.engine.root, "orders", group="billing")) for _ in range(count)]
+        eventually(lambda: all(len(member.assignment) == 1 for member in members), "each member has a queue", timeout_s=120)
+        assert time.process_time() - began_s < 25, "seconds of CPU"
 
 
 def test_members_outlive_the_engine(group):

@@ -53,15 +53,15 @@ def test_shares_cover_every_queue_once():
 def test_a_counter_that_does_not_move_for_the_timeout_is_expired():
     clock = Clock()
     liveness = LivenessTracker(10, clock)
-    assert not liveness.is_expired("a", 1)
+    assert not liveness.expired({"a": 1})
     clock.now_s += 9
-    assert not liveness.is_expired("a", 1)
+    assert not liveness.expired({"a": 1})
     clock.now_s += 1
-    assert liveness.is_expired("a", 1) and not liveness.is_expired("a", 2)
+    assert liveness.expired({"a": 1}) and not liveness.expired({"a": 2})
     clock.now_s += 10
-    assert liveness.is_expired("a", 2)
+    assert liveness.expired({"a": 2})
     liveness.forget("a")
-    assert not liveness.is_expired("a", 2)
+    assert not liveness.expired({"a": 2})
 
 
 @pytest.fixture

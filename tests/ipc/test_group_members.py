@@ -181,7 +181,7 @@ def test_a_disk_that_fails_is_named(member, path, monkeypatch):
     first = member()
     claim = first.claim(0)
     monkeypatch.setattr(group_members.os, "pread", fails)
-    monkeypatch.setattr(group_members, "find_lock", fails)
+    monkeypatch.setattr(group_members, "locked_bytes", fails)
     for call in (first.members, lambda: first.holds(claim)):
         with pytest.raises(DiskError, match="orders@billing") as failed:
             call()
