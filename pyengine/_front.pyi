@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from typing_extensions import Buffer
 
+from pyengine.client.outgoing import QueueChoice
 from pyengine.client.submission import Submitter
 from pyengine.formats.record import Message
 
@@ -114,6 +115,7 @@ class SubmitterFront:
     payload_bytes_max: int
     waits: int
     raises: bool
+    sessions: int
 
 class ProducerFront:
     """The base of Producer: ordinary puts, in C; Producer makes all others."""
@@ -125,6 +127,8 @@ class ProducerFront:
     def _prefixes(self) -> dict[tuple[str, int, str | None, int], bytes]: ...
     @property
     def _turns(self) -> dict[str, Turn]: ...
+    _choice: QueueChoice | None
+    def _follow(self) -> None: ...
 
 def use_message(message: type[Message], decode_host: Callable[[bytes], str], /) -> None:
     """Set the class of the messages that read_queue returns, and the function that decodes their hosts."""

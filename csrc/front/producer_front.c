@@ -26,13 +26,16 @@ struct submitter_object {
     long long payload_bytes_max; /* of an entry with many */
     int how;                     /* what a put waits for: MS_PUT_DURABLE, MS_PUT_CONFIRMED */
     char raises;                 /* a put that is not PUT_OK raises PutError */
+    long long sessions;          /* number of those that were opened */
 };
 
 struct front_object {
     PyObject_HEAD
     PyObject *puts;              /* the Submitter */
+    long long sessions;          /* of the Submitter when all below was remembered: it is of one engine */
     PyObject *prefixes;          /* dict: (topic, queue_id, tags, flag) -> bytes */
     PyObject *turns;             /* dict: topic -> Turn */
+    PyObject *choice;            /* QueueChoice, or None */
     /* The arguments of the last put, since most programs repeat them. */
     PyObject *topic, *queue, *tags, *prefix;
     long long queue_id;
@@ -81,6 +84,26 @@ static void leave_request(struct request *request)
     if (request->turn != NULL)
         request->turn->next--;
     release_request(request);
+}
+
+/* Forget what was remembered of an engine that was replaced: prefixes have its host, and turns the queues that topics had. */
+static void follow(struct front_object *front)
+{
+    if (front->sessions == submitter_of(front)->sessions)
+        return;
+    front->sessions = submitter_of(front)->sessions;
+    replace(&front->choice, Py_NewRef(Py_None));
+    PyDict_Clear(front->prefixes);
+    PyDict_Clear(front->turns);
+    Py_CLEAR(front->topic);
+    Py_CLEAR(front->turn_topic);
+}
+
+static PyObject *front_follow(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    follow((struct front_object *)object);
+    return Py_NewRef(Py_None);
 }
 
 /* Take the topic's next queue: 1; 0 if Python must, which reads how many queues there are; -1 with an exception. */
@@ -134,6 +157,7 @@ static int read_request(struct front_object *front, PyObject *const *arguments, 
     request->pieces = NULL;
     if (count != 2 || front->puts == NULL || submitter_of(front)->session == Py_None)
         return 0;
+    follow(front);
     request->topic = arguments[0];
     request->body = arguments[1];
     request->queue = Py_None;
@@ -517,6 +541,7 @@ static PyMethodDef methods[] = {
     {"put_many", (PyCFunction)(void (*)(void))front_put_many, METH_FASTCALL | METH_KEYWORDS,
      "put_many($self, /, topic, bodies, *, " OPTIONS ", delay_level=0, wait=True, timeout_s=None, deliver_at=None, sharding_key=None)\n--\n\n"
      "Store many messages in one queue, all or none, with contiguous queue offsets and one answer."},
+    {"_follow", front_follow, METH_NOARGS, "_follow($self, /)\n--\n\nForget what was remembered of an engine that was replaced."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -524,6 +549,7 @@ static PyMemberDef members[] = {
     {"_puts", T_OBJECT_EX, offsetof(struct front_object, puts), READONLY, NULL},
     {"_prefixes", T_OBJECT_EX, offsetof(struct front_object, prefixes), READONLY, NULL},
     {"_turns", T_OBJECT_EX, offsetof(struct front_object, turns), READONLY, NULL},
+    {"_choice", T_OBJECT, offsetof(struct front_object, choice), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -557,6 +583,7 @@ static int front_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(front->puts);
     Py_VISIT(front->prefixes);
     Py_VISIT(front->turns);
+    Py_VISIT(front->choice);
     return 0;
 }
 
@@ -573,6 +600,7 @@ static void front_dealloc(PyObject *object)
     Py_CLEAR(front->puts);
     Py_CLEAR(front->prefixes);
     Py_CLEAR(front->turns);
+    Py_CLEAR(front->choice);
     Py_CLEAR(front->turn);
     Py_CLEAR(front->turn_topic);
     Py_CLEAR(front->topic);
@@ -602,6 +630,7 @@ static PyMemberDef submitter_members[] = {
     {"payload_bytes_max", T_LONGLONG, AT(payload_bytes_max), 0, NULL},
     {"waits", T_INT, AT(how), 0, NULL},
     {"raises", T_BOOL, AT(raises), 0, NULL},
+    {"sessions", T_LONGLONG, AT(sessions), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -84,11 +84,11 @@ def commit_of(half: Message) -> RawMessage:
                    prepared_transaction_offset=half.physical_offset)
 
 
-def op_of(half: Message, queue_offset: int, now_ms: int, host: str | None = None) -> RawMessage:
-    """Return the op message that ends the half message at `queue_offset`. `host`: the store host, None for the producer's."""
+def op_of(half: Message, queue_offset: int, now_ms: int, host: str) -> RawMessage:
+    """Return the op message that ends the half message at `queue_offset`. `host`: the store host."""
     return RawMessage(
         constants.TRANSACTION_OP_TOPIC, str(queue_offset).encode(), queue_id=half.queue_id, born_timestamp_ms=now_ms,
-        born_host=host or "127.0.0.1:0", store_host=host, wait_store_msg_ok=False,
+        born_host=host, store_host=host, wait_store_msg_ok=False,
         properties_text=map_text({constants.PROPERTY_TAGS: REMOVE_TAG, constants.PROPERTY_WAIT: "true"}))
 
 
@@ -105,22 +105,31 @@ def real_queue(half: Message) -> tuple[str, int]:
 class HalfMessages:
     """The half messages of one store. Thread-safe.
 
-    `put_raw(message, timeout_s)` is a producer's; `host` is its store host, for op messages.
+    `put_raw(message, timeout_s)` is a producer's, and `settings()` those of its engine; `host` is its store host, for op messages.
     """
 
-    def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult], config: EngineConfig, *,
-                 host: str | None = None) -> None:
+    def __init__(self, root: str | os.PathLike[str], put_raw: Callable[[RawMessage, float | None], PutResult],
+                 settings: Callable[[], EngineConfig], host: str | None = None) -> None:
         self._store = HeldStore(root)  # what is written below config/ stays in this store, whatever happens to its folder
         self.root = self._store.root
-        self.config = config
+        self._settings = settings
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
         self._put_raw = put_raw
-        self._host = host
+        self._given_host = host
         self.last_put_end = 0
         """Offset at which the last one ends that was put back or discarded."""
         self.lock = threading.RLock()
         self._reader: LiveStoreReader | None = None
         self._entered: set[str] = set()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings of the engine that runs now."""
+        return self._settings()
+
+    @property
+    def _host(self) -> str:
+        return self._given_host or self.config.store_host
 
     def prepare(self, message: RawMessage, timeout_s: float | None = None) -> tuple[PutResult, Message | None]:
         """Store the half message of `message`; return (the result, the stored half message, None if it was not stored)."""
@@ -132,7 +141,7 @@ class HalfMessages:
         return result, Message(
             half.topic, body_bytes(half.body), half.queue_id, result.queue_offset, result.physical_offset, result.size_bytes,
             half.properties_text, half.flag, half.sys_flag, half.born_timestamp_ms, half.born_host, result.store_timestamp_ms,
-            half.store_host or self._host or "127.0.0.1:10911", half.reconsume_times)
+            half.store_host or self._host, half.reconsume_times)
 
     def find(self, physical_offset: int) -> Message | None:
         """Return the half message that begins at this offset, None if there is none."""

@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast
 
@@ -39,12 +40,11 @@ from pyengine.client.outgoing import (
     RefusedError,
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
-from pyengine.client.submission import TIMEOUT_S_MAX, PutEntry, Submitter
+from pyengine.client.submission import BORN_HOST, TIMEOUT_S_MAX, PutEntry, Submitter, host_flags
 from pyengine.engine_config import KEPT_NAMES, EngineSettings
 from pyengine.errors import EngineUnavailableError, UsageError, command
 from pyengine.formats import constants
 from pyengine.formats.record import (
-    HOST_V6_BYTES,
     BatchMember,
     decode_properties,
     encode_batch,
@@ -53,7 +53,7 @@ from pyengine.formats.record import (
     record_size,
 )
 from pyengine.native import session as native
-from pyengine.results import PutManyResult, PutResult, ReadLevel
+from pyengine.results import PutManyResult, PutResult, PutStatus, ReadLevel
 from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywords, load_config
 from pyengine.storage.engine_id import read_engine_id
 
@@ -170,32 +170,21 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
-    __slots__ = ("_config", "_store_host", "_born_host", "_host_flags", "_topics", "_tags", "_choice",
-                 "_group_transactions", "_first_puts", "_delayed_cancels", "__weakref__")
+    __slots__ = ("_topics", "_tags", "_group_transactions", "_first_puts", "_delayed_cancels", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], config: EngineConfig, *, refusals: Refusals = "raise") -> None:
         # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
-        self._config = config
-        self._store_host = encode_host(config.store_host)
-        self._born_host = encode_host("127.0.0.1:0")
-        self._host_flags = _host_flags(self._born_host, self._store_host)
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
-        self._choice: QueueChoice | None = None
         self._group_transactions: GroupTransactions | None = None
         self._first_puts: FirstPuts | None = None
         self._delayed_cancels: DelayedCancels | None = None
-        super().__init__(Submitter(open_session, (self._born_host, self._store_host, self._host_flags), refusals == "raise"))
+        super().__init__(Submitter(open_session, config, refusals == "raise"))
         arguments.after_fork(self)
 
     @property
-    def _settings(self) -> EngineConfig:
-        """The settings for the engine that runs now."""
-        return self._puts.settings or self._config
-
-    @property
     def _delays_ms(self) -> tuple[int, ...]:
-        return self._settings.delay_levels_ms
+        return self._puts.settings.delay_levels_ms
 
     def _forked(self) -> None:
         """In a forked child: drop what belongs to the parent; its threads may hold the locks of these objects for ever."""
@@ -412,7 +401,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         if self._group_transactions is None:
             from pyengine.client.transactions import GroupTransactions
 
-            made = GroupTransactions(weakref.proxy(self), self._settings)  # so that a producer that is dropped ends
+            made = GroupTransactions(weakref.proxy(self))  # so that a producer that is dropped ends
             if self._group_transactions is None:
                 self._group_transactions = made
                 weakref.finalize(self, made.stop_asking)
@@ -420,41 +409,49 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
                 made.close()
         return self._group_transactions
 
-    def _transaction_raw(self, message: OutgoingMessage, more: dict[str, str]) -> RawMessage:
+    def _transaction_raw(self, message: OutgoingMessage, more: dict[str, str], timeout_s: float | None) -> RawMessage:
         """Return a message of a transaction, with TRAN_MSG and the properties `more`; RefusedError as of put()."""
         self._topic_bytes(message.topic)
-        queue_id = self._choose_queue(message)
+        choose = self._queue_chooser(message)
         pieces = [outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key)]
         pieces += [outgoing.property_text(name, value, name)
                    for name, value in ({constants.PROPERTY_TRANSACTION_PREPARED: "true"} | more).items()]
         body = outgoing.body_bytes(message.body)
-        self._refuse_sizes(len(body), queue_id, message.flag)
         delay = Delay.of(message.delay_level, message.deliver_at)
+        if why := self._puts.open_until(timeout_s):
+            raise RefusedError(why, PutStatus.SERVICE_NOT_AVAILABLE)
+        self._follow()
+        queue_id = choose()
+        self._refuse_sizes(len(body), queue_id, message.flag)
         return RawMessage(message.topic, body, queue_id=queue_id, properties_text=constants.PROPERTY_SEPARATOR.join(pieces),
                           flag=message.flag, born_timestamp_ms=time.time_ns() // 1_000_000, delay_level=delay.level,
                           deliver_at_ms=delay.at_ms or 0)
 
     # ---- choice of the queue ------------------------------------------------------
 
-    def _choose_queue(self, message: OutgoingMessage) -> int:
-        """The message's queue, chosen and set where it names none or has a sharding key; RefusedError for an illegal topic."""
-        if message.queue_id is not None:
-            if message.sharding_key is not None:
+    def _queue_chooser(self, message: OutgoingMessage) -> Callable[[], int]:
+        """Return what chooses and sets the queue of a message that names none, or has a sharding key; RefusedError for an illegal topic."""
+        given, sharding_key = message.queue_id, message.sharding_key
+        if given is not None:
+            if sharding_key is not None:
                 raise UsageError("queue_id and sharding_key exclude each other")
-            return message.queue_id
+            return lambda: given
         self._topic_bytes(message.topic)
-        if self._choice is None:
-            settings = self._settings
-            is_own = settings.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
-            self._choice = QueueChoice(self._puts.root, settings.put_topic_queue_nums, self._turns, is_own=is_own)
-        if message.sharding_key is None:
-            message.queue_id = self._choice.next_queue(message.topic, may_wait=self._puts.may_wait())
+        if sharding_key is not None:
+            properties = {} if message.properties is None else arguments.mapping(message.properties, "properties")
+            message.properties = {**properties, constants.PROPERTY_SHARDING_KEY: arguments.text(sharding_key, "sharding_key")}
+
+        def choose() -> int:
+            choice, may_wait = self._choice, self._puts.may_wait()
+            if choice is None:
+                settings = self._puts.settings
+                is_own = settings.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
+                choice = self._choice = QueueChoice(self._puts.root, settings.put_topic_queue_nums, self._turns, is_own=is_own)
+            message.queue_id = (choice.next_queue(message.topic, may_wait=may_wait) if sharding_key is None
+                                else choice.queue_of(message.topic, sharding_key, may_wait=may_wait))
             return message.queue_id
-        properties = {} if message.properties is None else arguments.mapping(message.properties, "properties")
-        message.queue_id = self._choice.queue_of(
-            message.topic, arguments.text(message.sharding_key, "sharding_key"), may_wait=self._puts.may_wait())
-        message.properties = {**properties, constants.PROPERTY_SHARDING_KEY: message.sharding_key}
-        return message.queue_id
+
+        return choose
 
     # ---- entries ------------------------------------------------------------------
 
@@ -466,56 +463,82 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             kind = PutManyResult if make == self._many_entry else PutResult
             return kind(refused.status, topic=str(message.topic), queue_id=message.queue_id or 0, reason=refused.reason)
 
+    def _for_engine(self, place: Callable[[], PutEntry]) -> PutEntry:
+        """Return the entry that `place` makes for the engine that runs now, or raise RefusedError."""
+        sessions = self._puts.sessions
+        self._follow()
+        entry = place()
+        entry.sessions, entry.again = sessions, partial(self._for_engine, place)
+        return entry
+
     def _entry(self, message: OutgoingMessage, wait: bool) -> PutEntry:
         """Check and encode a message, for the delay schedule if it is delivered later; or raise RefusedError."""
-        topic, queue_id, body = message.topic, self._choose_queue(message), message.body
-        name = self._topic_bytes(topic)
+        choose, body = self._queue_chooser(message), message.body
+        name = self._topic_bytes(message.topic)
         if message.tags is not None:
             arguments.text(message.tags, "tags")
         text = self._tags.get(message.tags) if message.is_plain else None
         if text is None:
             text = self._properties(message)
-        if type(body) is not bytes:
-            body = outgoing.body_bytes(body)
-        self._refuse_sizes(len(body), queue_id, message.flag)
-        if message.delay_level or message.deliver_at is not None:
-            topic, name, queue_id, text = self._later(message, text)
+        content = body if type(body) is bytes else outgoing.body_bytes(body)
+        delay = self._delay(message)
+
+        def place() -> PutEntry:
+            queue_id = choose()
+            self._refuse_sizes(len(content), queue_id, message.flag)
+            return self._shared(message, native.PUT, queue_id, name, text, delay, content, wait)
+
+        return self._for_engine(place)
+
+    def _delay(self, message: OutgoingMessage) -> Delay | None:
+        return Delay.of(message.delay_level, message.deliver_at) if message.delay_level or message.deliver_at is not None else None
+
+    def _shared(self, message: OutgoingMessage, kind: int, queue_id: int, name: bytes, text: bytes, delay: Delay | None, payload: bytes,
+                wait: bool) -> PutEntry:
+        """Return the entry of bodies that share a queue and properties."""
+        topic = message.topic
+        if delay is not None:
+            topic, queue_id, waiting = outgoing.later(topic, queue_id, text.decode(), delay, self._delays_ms)
+            name, text = topic.encode(), outgoing.properties_bytes(waiting)
         self._remember(message, name, text)
-        context = PutContext(native.PUT, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
-        return self._made(context, name, text, message.flag, body)
+        context = PutContext(kind, topic, queue_id, self._puts.store_host, self._puts.waits if wait else 0)
+        return self._made(context, name, text, message.flag, payload)
 
     def _many_entry(self, message: OutgoingMessage, bodies: Iterable[Body], wait: bool, named: _Named | None = None) -> PutEntry:
         """Return put_many's entry, all bodies with what they share; or raise RefusedError."""
-        queue_id = self._choose_queue(message)
+        choose = self._queue_chooser(message)
         name = self._topic_bytes(message.topic)
         text = self._properties(message)
         bodies = [*arguments.several(bodies, "bodies", "an iterable of bytes")]
         if not bodies:
             raise RefusedError("put_many got no bodies: give at least one")
-        self._refuse_sizes(0, queue_id, message.flag)
-        topic = message.topic
-        if message.delay_level or message.deliver_at is not None:
-            topic, name, queue_id, text = self._later(message, text)
+        delay = self._delay(message)
         with named or _Named("bodies[{}]") as one:
             try:
                 payload = native.pack_many(bodies)
             except TypeError:
                 payload = native.pack_many([outgoing.body_bytes(body, one.name(at)) for at, body in enumerate(bodies)])
             sizes = memoryview(payload)[:4 * len(bodies)].cast("I")
-            room = self._puts.segment_bytes - constants.BLANK_HEADER_BYTES - record_size(0, len(name), len(text), self._host_flags)
+            flags = host_flags(BORN_HOST, self._puts.store_host)
+            room = self._puts.segment_bytes - constants.BLANK_HEADER_BYTES - record_size(0, len(name), len(text), flags)
             if max(sizes) > min(self._puts.max_message_bytes, room):
                 for one.at, size_bytes in enumerate(sizes):
-                    self._refuse_sizes(size_bytes, queue_id, message.flag)
+                    self._refuse_sizes(size_bytes, 0, message.flag)
                     if size_bytes > room:
                         raise RefusedError(f"the body has {size_bytes} bytes, which no segment of the commit log can hold: split it, or "
                                            "make the store with a larger mapped_file_size_commit_log_bytes")
         if len(payload) > native.SIDE_BYTES_MAX - 131072:
             raise RefusedError("put_many takes at most 256 MiB at once: split it")
-        self._remember(message, name, text)
-        context = PutContext(native.MANY, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
-        entry = self._made(context, name, text, message.flag, payload)
-        entry.header.count = len(bodies)
-        return entry
+        count = len(bodies)
+
+        def place() -> PutEntry:
+            queue_id = choose()
+            self._refuse_sizes(0, queue_id, message.flag)
+            entry = self._shared(message, native.MANY, queue_id, name, text, delay, payload, wait)
+            entry.header.count = count
+            return entry
+
+        return self._for_engine(place)
 
     def _remember(self, message: OutgoingMessage, name: bytes, text: bytes) -> None:
         """Let C handle puts of this topic, queue and tags from now on."""
@@ -527,9 +550,9 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     def _batch_entry(self, message: OutgoingMessage, messages: Iterable[BatchMessage | Body], wait: bool,
                      named: _Named | None = None) -> PutEntry:
         """Return put_batch's entry, or raise RefusedError."""
-        queue_id = self._choose_queue(message)
+        choose = self._queue_chooser(message)
         self._topic_bytes(message.topic)
-        shared = self._properties(message)
+        shared = self._properties(message).decode()
         delay = Delay.of(message.delay_level, message.deliver_at)
         members: list[tuple[bytes, int]] = []
         texts, delays = [], []
@@ -537,20 +560,26 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             for one.at, each in enumerate(arguments.several(messages, "messages", "an iterable of BatchMessage or bytes")):
                 each = each if isinstance(each, BatchMessage) else BatchMessage(each)
                 body = each.body if type(each.body) is bytes else outgoing.body_bytes(each.body, one.name())
-                self._refuse_sizes(len(body), queue_id, each.flag)
+                self._refuse_sizes(len(body), 0, each.flag)
                 has_own = each.delay_level or each.deliver_at is not None
                 texts.append(outgoing.properties_text(each.tags, each.keys, each.properties))
                 delays.append(Delay.of(each.delay_level, each.deliver_at) if has_own else delay)
                 members.append((body, each.flag))
         if not members:
             raise RefusedError("put_batch got no messages: give at least one")
-        topic, queue_id, text, texts = outgoing.later_batch(message.topic, queue_id, shared.decode(), texts, delays, self._delays_ms)
-        with one:
-            for one.at, own_text in enumerate(texts):
-                outgoing.properties_bytes(own_text)
-        context = PutContext(native.BATCH, topic, queue_id, self._store_host, self._puts.waits if wait else 0)
-        return self._with_members(self._made(context, topic.encode(), outgoing.properties_bytes(text)),
-                                  [BatchMember(body, flag, own_text) for (body, flag), own_text in zip(members, texts)])
+
+        def place() -> PutEntry:
+            queue_id = choose()
+            self._refuse_sizes(0, queue_id, 0)
+            topic, queue_id, text, own_texts = outgoing.later_batch(message.topic, queue_id, shared, texts, delays, self._delays_ms)
+            with one:
+                for one.at, own_text in enumerate(own_texts):
+                    outgoing.properties_bytes(own_text)
+            context = PutContext(native.BATCH, topic, queue_id, self._puts.store_host, self._puts.waits if wait else 0)
+            return self._with_members(self._made(context, topic.encode(), outgoing.properties_bytes(text)),
+                                      [BatchMember(body, flag, own_text) for (body, flag), own_text in zip(members, own_texts)])
+
+        return self._for_engine(place)
 
     def _with_members(self, entry: PutEntry, members: Sequence[BatchMember]) -> PutEntry:
         """Add the members to a batch's entry; RefusedError if they are too large together."""
@@ -575,45 +604,51 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         name = outgoing.topic_bytes(message.topic)
         shared = outgoing.properties_bytes(message.properties_text)
         wait = message.wait_store_msg_ok and is_wait_store_ok(decode_properties(message.properties_text))
-        context = self._raw_context(native.BATCH, message, message.topic, message.queue_id, wait)
-        entry = self._made(context, name, shared, raw=message)
-        entry.header.prepared_transaction_offset = 0
-        return self._with_members(entry, members)
+
+        def place() -> PutEntry:
+            context = self._raw_context(native.BATCH, message, message.topic, message.queue_id, wait)
+            entry = self._made(context, name, shared, raw=message)
+            entry.header.prepared_transaction_offset = 0
+            return self._with_members(entry, members)
+
+        return self._for_engine(place)
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
         """Check and encode a raw message, for the delay schedule if it is delivered later; or raise RefusedError."""
-        topic, queue_id, properties_text = message.topic, message.queue_id, message.properties_text
-        if len(topic) > constants.TOPIC_BYTES_MAX:
-            raise RefusedError(f"the topic has {len(topic)} characters, {constants.TOPIC_BYTES_MAX} are possible: shorten it")
-        transaction = message.sys_flag & constants.SYS_FLAG_TRANSACTION_MASK
-        if ((message.delay_level > 0 or message.deliver_at_ms)
-                and transaction in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)):
-            outgoing.properties_bytes(properties_text)
-            delay = Delay(message.delay_level, message.deliver_at_ms or None)
-            topic, queue_id, properties_text = outgoing.later(topic, queue_id, properties_text, delay, self._delays_ms)
-        name = outgoing.topic_bytes(topic)
-        text = outgoing.properties_bytes(properties_text)
         body = outgoing.body_bytes(message.body)
-        self._refuse_sizes(len(body), queue_id, message.flag)
-        context = self._raw_context(native.PUT, message, topic, queue_id, message.wait_store_msg_ok)
-        return self._made(context, name, text, message.flag, body, raw=message)
+
+        def place() -> PutEntry:
+            topic, queue_id, properties_text = message.topic, message.queue_id, message.properties_text
+            if len(topic) > constants.TOPIC_BYTES_MAX:
+                raise RefusedError(f"the topic has {len(topic)} characters, {constants.TOPIC_BYTES_MAX} are possible: shorten it")
+            transaction = message.sys_flag & constants.SYS_FLAG_TRANSACTION_MASK
+            if ((message.delay_level > 0 or message.deliver_at_ms)
+                    and transaction in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)):
+                outgoing.properties_bytes(properties_text)
+                delay = Delay(message.delay_level, message.deliver_at_ms or None)
+                topic, queue_id, properties_text = outgoing.later(topic, queue_id, properties_text, delay, self._delays_ms)
+            name = outgoing.topic_bytes(topic)
+            text = outgoing.properties_bytes(properties_text)
+            self._refuse_sizes(len(body), queue_id, message.flag)
+            context = self._raw_context(native.PUT, message, topic, queue_id, message.wait_store_msg_ok)
+            return self._made(context, name, text, message.flag, body, raw=message)
+
+        return self._for_engine(place)
 
     def _raw_context(self, kind: int, message: RawMessage, topic: str, queue_id: int, wait: bool) -> PutContext:
-        store_host = encode_host(message.store_host) if message.store_host else self._store_host
+        store_host = encode_host(message.store_host) if message.store_host else self._puts.store_host
         return PutContext(kind, topic, queue_id, store_host, self._puts.waits if wait else 0)
 
     def _made(self, context: PutContext, name: bytes, text: bytes, flag: int = 0, payload: bytes = b"",
               raw: RawMessage | None = None) -> PutEntry:
         """Return an entry, with the header of a put that is made now, or of a raw message."""
-        header, born_host = native.new_header(), self._born_host
-        header.kind, header.count, header.sys_flag = context.kind, 1, self._host_flags
+        header, born_host = native.new_header(), BORN_HOST if raw is None else encode_host(raw.born_host)
+        header.kind, header.count, header.sys_flag = context.kind, 1, host_flags(born_host, context.store_host)
         header.queue_id, header.flag, header.payload_bytes = context.queue_id, flag, len(payload)
         header.topic_bytes, header.properties_bytes = len(name), len(text)
         header.born_timestamp_ms = time.time_ns() // 1_000_000
         if raw is not None:
-            born_host = encode_host(raw.born_host)
-            header.sys_flag = (raw.sys_flag & ~(constants.SYS_FLAG_BORN_HOST_V6 | constants.SYS_FLAG_STORE_HOST_V6)
-                               | _host_flags(born_host, context.store_host))
+            header.sys_flag |= raw.sys_flag & ~(constants.SYS_FLAG_BORN_HOST_V6 | constants.SYS_FLAG_STORE_HOST_V6)
             header.born_timestamp_ms = raw.born_timestamp_ms
             header.reconsume_times = raw.reconsume_times
             header.prepared_transaction_offset = raw.prepared_transaction_offset
@@ -643,13 +678,6 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         if message.is_plain:
             _remember(self._tags, message.tags, data)
         return data
-
-    def _later(self, message: OutgoingMessage, text: bytes) -> tuple[str, bytes, int, bytes]:
-        """Return (topic, its bytes, queue id, property text) that a message is stored with, for the delay schedule if it waits."""
-        assert message.queue_id is not None
-        topic, queue_id, waiting = outgoing.later(
-            message.topic, message.queue_id, text.decode(), Delay.of(message.delay_level, message.deliver_at), self._delays_ms)
-        return topic, topic.encode(), queue_id, outgoing.properties_bytes(waiting)
 
 
 for _call in ("put", "put_async", "put_many"):  # which Python names in an error about an argument
@@ -681,11 +709,6 @@ def _of_many(result: PutOutcome) -> PutManyResult:
     end = result.physical_offset + result.size_bytes if result.stored else -1
     return PutManyResult(result.status, result.count, result.queue_offset, result.physical_offset, end, result.store_timestamp_ms,
                          result.topic, result.queue_id, result.reason, result.indeterminate)
-
-
-def _host_flags(born_host: bytes, store_host: bytes) -> int:
-    flags = constants.SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_BYTES else 0
-    return flags | (constants.SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0)
 
 
 def _remember(memory: dict[_Key, bytes], key: _Key, value: bytes) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pyengine import arguments
 from pyengine._front import Lock, SubmitterFront
+from pyengine.client.outgoing import RefusedError
 from pyengine.client.pending_puts import (
     POLL_INTERVAL_NS,
     PendingPuts,
@@ -28,6 +29,8 @@ from pyengine.client.pending_puts import (
     refusal,
 )
 from pyengine.errors import EngineError
+from pyengine.formats import constants
+from pyengine.formats.record import HOST_V6_BYTES, encode_host
 from pyengine.ipc.shared_objects import remove_object, side_name
 from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
@@ -37,9 +40,11 @@ from pyengine.results import PutStatus
 from pyengine.storage.durable_writes import open_given
 
 if TYPE_CHECKING:
+    from pyengine.engine_config import EngineConfig
     from pyengine.ipc.session_client import OpenSession
 
 TIMEOUT_S_MAX = 1e6
+BORN_HOST = encode_host("127.0.0.1:0")
 _ROOM_SLICE_NS = 10_000_000  # time for which a put that waits for room holds the lock
 _ROOM_POLL_INTERVAL_S = 0.001
 _CLOSED = "this producer is closed: make another one with pyengine.connect()"
@@ -47,13 +52,18 @@ _CLOSED = "this producer is closed: make another one with pyengine.connect()"
 
 @dataclass(slots=True)
 class PutEntry:
-    """The ring entry of one put, header and parts, and the context that is kept until its answer."""
+    """The ring entry of one put, header and parts, and the context that is kept until its answer.
+
+    It is for the engine of one session: `again` makes it for that of another one, or raises RefusedError.
+    """
 
     header: Any  # struct ms_entry_header, by cffi
     topic: bytes
     properties: bytes
     context: PutContext
     payload: bytes = b""
+    sessions: int = 0
+    again: Callable[[], PutEntry] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -64,21 +74,20 @@ class PutEntry:
 class Submitter(SubmitterFront):
     """Submits the entries of one producer. Threads may share it.
 
-    `open_session(limit_s)` is called with None now, and later with the remaining seconds of a put. `constants` are the
-    born host, store host and host flags that all entries share. `lock` and `_opening` are only locked by `with`: after any other
-    call that locks, an exception of a signal handler may come before the block that unlocks.
+    `open_session(limit_s)` is called with None now, and later with the remaining seconds of a put. `config` counts for a session
+    without `settings`. `lock` and `_opening` are only locked by `with`: after any other call that locks, an exception of a signal
+    handler may come before the block that unlocks.
 
     `front` is the session for csrc/front, None while there is none. `raises`: programs get PutError in place of results that are
     not PUT_OK.
     """
 
-    __slots__ = ("_open_session", "_constants", "_opening", "session", "closed_ns", "native", "max_message_bytes", "segment_bytes",
-                 "timeout_s", "settings", "_threads", "_queued", "_pending", "root", "_finalizer", "__weakref__")
+    __slots__ = ("_open_session", "_config", "_opening", "session", "closed_ns", "native", "max_message_bytes", "segment_bytes",
+                 "timeout_s", "settings", "store_host", "_threads", "_queued", "_pending", "root", "_finalizer", "__weakref__")
 
-    def __init__(self, open_session: Callable[[float | None], OpenSession], constants: tuple[bytes, bytes, int],
-                 raises: bool) -> None:
+    def __init__(self, open_session: Callable[[float | None], OpenSession], config: EngineConfig, raises: bool) -> None:
         self._open_session = open_session
-        self._constants = constants
+        self._config = config
         self.raises = raises
         self._opening = threading.Lock()  # locked before `lock`
         self.session: OpenSession | None = None
@@ -99,13 +108,14 @@ class Submitter(SubmitterFront):
     def _attach(self, limit_s: float | None) -> None:
         """Open a session and use it from now on. The caller does not hold the lock, since this may take as long as the limit."""
         session = self._open_session(limit_s)
-        identity = session.identity
+        identity, settings = session.identity, session.settings or self._config
+        store_host = encode_host(settings.store_host)
         end = native.ProducerSession(session.control, session.session, session.slot, session.generation)
-        end.set_constants(*self._constants)
+        end.set_constants(BORN_HOST, store_host, host_flags(BORN_HOST, store_host))
         end.set_timeouts(identity.put_timeout_ms / 1000, identity.sync_flush_timeout_ms / 1000)
         if session.lock_descriptor >= 0:
             end.watch(session.lock_descriptor, KIND_BYTE)
-        pending = PendingPuts(end, self._constants[1], identity.sync_flush_timeout_ms / 1000, session.close, lambda: session.is_replaced)
+        pending = PendingPuts(end, store_host, identity.sync_flush_timeout_ms / 1000, session.close, lambda: session.is_replaced)
         with self.lock:
             if self.closed_ns:
                 pending.end()
@@ -117,11 +127,12 @@ class Submitter(SubmitterFront):
                            | (native.CONFIRMED if identity.role == control_native.SYNC_MASTER else 0))
             self.max_message_bytes, self.segment_bytes = identity.max_message_bytes, identity.segment_bytes
             self.timeout_s = identity.put_timeout_ms / 1000
-            self.settings = session.settings
+            self.settings, self.store_host = settings, store_host
             self.native = end
             self.payload_bytes_max = end.entry_limit - 65536  # the rest is for header, topic and properties
             self.body_bytes_max = min(self.max_message_bytes, self.payload_bytes_max, self.segment_bytes // 2)  # of a body that surely fits
             self.session = session
+            self.sessions += 1
             self.front = pending.front
 
     def _detach(self) -> None:
@@ -136,7 +147,13 @@ class Submitter(SubmitterFront):
         return _CLOSED if self.closed_ns else ""
 
     def _open_if_missing(self, deadline_ns: int) -> str:
-        """Open a session if there is none; return why that fails, "" if it does not. The caller does not hold the lock."""
+        """Open a session if there is none with a living engine; return why that fails, "" if it does not.
+
+        The caller does not hold the lock.
+        """
+        with self.lock:
+            if self.session is not None and self.native.is_closed:
+                self._detach()
         if self.session is not None:
             return ""
         if self.closed_ns:
@@ -175,6 +192,10 @@ class Submitter(SubmitterFront):
             self._pending.end()  # repeated, in case an exception interrupted an earlier call
         self._pending.join()
 
+    def open_until(self, timeout_s: float | None) -> str:
+        """Open a session if there is none with a living engine; return why that fails within a put's time, "" if it does not."""
+        return self._open_if_missing(monotonic_ns() + int(self._limit_s(timeout_s) * 1e9))
+
     # ---- put and wait -----------------------------------------------------------
 
     def give(self, result: PutOutcome) -> PutOutcome:
@@ -195,7 +216,7 @@ class Submitter(SubmitterFront):
 
     def no_room(self, topic: str, queue_id: int) -> PutFuture[Any]:
         """Return the future of a put_async in C that found no room in the ring in time."""
-        context = PutContext(native.PUT, topic, queue_id, self._constants[1], 0)
+        context = PutContext(native.PUT, topic, queue_id, self.store_host, 0)
         return self._resolved(refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(self.timeout_s)))
 
     def may_wait(self) -> bool:
@@ -229,7 +250,7 @@ class Submitter(SubmitterFront):
             if self._queued.waiting or self._opening.locked() or self.lock.locked():
                 return self._queued.add(submit, future, entry.context)
             with self.lock:
-                found = self.session is not None and not self.closed_ns and self._submit_now(entry, future, 0)
+                found = self._is_current(entry) and not self.closed_ns and self._submit_now(entry, future, 0)
             if found is False:
                 return self._queued.add(submit, future, entry.context)
         if found is not True:
@@ -281,8 +302,12 @@ class Submitter(SubmitterFront):
             reason = self._open_if_missing(deadline_ns)
             if reason:
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, reason)
+            try:
+                entry = entry if self._is_current(entry) or entry.again is None else entry.again()
+            except RefusedError as refused:
+                return refusal(context, refused.status, refused.reason)
             with self.lock:
-                if self.session is None:
+                if not self._is_current(entry):
                     continue
                 session = self.native
                 found = self._submit_now(entry, future, deadline_ns)
@@ -290,12 +315,13 @@ class Submitter(SubmitterFront):
                     return found
                 if self.front is not None:
                     self.front.take_answers()  # of futures without a result() call, whose entries occupy the ring
-                if session.is_closed:
-                    self._detach()
             if monotonic_ns() >= min(deadline_ns, self.closed_ns + POLL_INTERVAL_NS if self.closed_ns else deadline_ns):
                 return refusal(context, PutStatus.SERVICE_NOT_AVAILABLE, _no_room(limit_s))
             if session is self.native and self.session is not None:
                 time.sleep(_ROOM_POLL_INTERVAL_S)
+
+    def _is_current(self, entry: PutEntry) -> bool:
+        return self.session is not None and entry.sessions == self.sessions
 
     def _submit_now(self, entry: PutEntry, future: PutFuture[Any], deadline_ns: int) -> PutOutcome | bool:
         """Submit an entry, which is `future`'s from then on: return True; a refusal; or False, and it may be tried again.
@@ -327,7 +353,7 @@ class Submitter(SubmitterFront):
             return busy_refusal(context, session)
         if code:
             return False
-        is_plain = not context.sizes and context.side is None and context.store_host == self._constants[1]
+        is_plain = not context.sizes and context.side is None and context.store_host == self.store_host
         front = self._pending.front
         assert front is not None
         front.assign(future, session.sequence, context.kind, context.topic, context.queue_id, context.waits, monotonic_ns(),
@@ -362,6 +388,12 @@ def _end_threads(threads: list[PendingPuts | QueuedPuts]) -> None:
     """End the threads and the session of a producer that was dropped, without waiting."""
     for thread in threads:
         thread.end()
+
+
+def host_flags(born_host: bytes, store_host: bytes) -> int:
+    """Return the flags of a record that say which of its hosts are of IPv6."""
+    flags = constants.SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_BYTES else 0
+    return flags | (constants.SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0)
 
 
 def _no_room(limit_s: float) -> str:

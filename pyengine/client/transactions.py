@@ -22,7 +22,6 @@ from typing import Any, Self, Unpack, cast
 from pyengine import arguments
 from pyengine.client.half_messages import HalfMessages, Outcome, PreparedCheck, real_queue
 from pyengine.client.outgoing import Body, MessageOptions, OutgoingMessage, RawMessage
-from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import (
     PROPERTY_CHECK_IMMUNITY_TIME,
@@ -86,7 +85,7 @@ class Transaction(arguments.AsyncBlock):
         if self._check_after_s is not None:
             more[PROPERTY_CHECK_IMMUNITY_TIME] = str(self._check_after_s)
         producer = self._owner.producer
-        raw = producer._checked(producer._transaction_raw, message, more)
+        raw = producer._checked(producer._transaction_raw, message, more, timeout_s)
         if not isinstance(raw, RawMessage):
             return cast(PutResult, raw.raise_for_status())
         self._keys.add(unique_key)
@@ -118,13 +117,12 @@ class Transaction(arguments.AsyncBlock):
 class GroupTransactions:
     """The transactions of one producer: the open ones, the checkers by group, and the thread that calls the checkers."""
 
-    def __init__(self, producer: Any, config: EngineConfig) -> None:
+    def __init__(self, producer: Any) -> None:
         """`producer`: a weak proxy of a Producer. A bound method of it would keep that alive, so puts look it up anew."""
         self.producer = producer
-        self.halves = HalfMessages(producer._puts.root, lambda message, timeout_s: producer._put_raw(message, timeout_s), config,
-                                   host=config.store_host)
+        self.halves = HalfMessages(producer._puts.root, lambda message, timeout_s: producer._put_raw(message, timeout_s),
+                                   lambda: producer._puts.settings)
         self._check = PreparedCheck(self.halves)
-        self._interval_s = config.transaction_check_interval_ms / 1000
         self._checkers: dict[str, Checker] = {}
         self.open_keys: set[str] = set()  # of the messages of open blocks, about which this process's own checker is not asked
         self._pid = os.getpid()
@@ -181,13 +179,14 @@ class GroupTransactions:
     def _loop(self) -> None:
         while not self._is_closing:
             try:
-                self.check_now(round(self._interval_s * 500))
+                interval_ms = self.halves.config.transaction_check_interval_ms
+                self.check_now(interval_ms // 2)
             except ReferenceError:  # the producer was dropped
                 return
             except Exception as error:  # noqa: BLE001 - the next round may succeed, and only this thread asks the checkers
                 _LOG.warning("transactions could not be checked: %s", str(error) if isinstance(error, EngineError) else repr(error))
             with suppress(Empty):
-                self._wake.get(timeout=self._interval_s)
+                self._wake.get(timeout=interval_ms / 1000)
 
     def stop_asking(self) -> None:
         """End the thread, without waiting for it."""

@@ -554,7 +554,7 @@ class Ends:
         self._executor = TurnExecutor(END_THREADS, "ends")
         self._recalls = TurnExecutor(1, "recalls")  # one after the other waits for the disk
         self._halves = HalfMessages(reader.root, lambda message, timeout_s: puts.open().put_raw(message, timeout_s=timeout_s),
-                                    reader.config, host=address.broker)
+                                    lambda: reader.config, address.broker)
         self._check = PreparedCheck(self._halves)
         self.interval_s = reader.config.transaction_check_interval_ms / 1000  # between two rounds of ask_for_ends()
         self._cancels: DelayedCancels | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from datetime import timedelta
 
@@ -10,9 +11,11 @@ import pytest
 import pyengine
 from fix_cli import environment, picture, run, spawn
 from pyengine.engine_config import FIXED_NAMES
+from pyengine.formats.record import decode_message_id
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import LOG_PATHS, SETTINGS, config_path, read_file
+from pyengine.storage.config_table import TopicConfigs
 from waiting import eventually
 
 
@@ -295,12 +298,79 @@ def test_producers_put_as_the_engine_runs_until_its_next_start(make_engine):
         assert producer.put("T", b"x", deliver_at=timedelta(hours=1)).queue_id == 16
         engine.stop()
         engine.start()
-        assert producer.put("T", b"x").ok  # in a session of the next run
         assert producer.put("T", b"x", delay_level=18).queue_id == 1, "its last level has the longest delay"
         assert producer.put("T", b"x", deliver_at=timedelta(hours=1)).queue_id == 0
     with pyengine.connect(engine.root) as producer, pyengine.connect(engine.root, default_topic_queue_nums=2) as other:
         assert {producer.put("next", b"x").queue_id for _ in range(8)} == {0, 1, 2, 3}
         assert {other.put("own", b"x").queue_id for _ in range(8)} == {0, 1}
+
+
+async def in_a_loop(producer, topic, **options):
+    return await producer.put_async(topic, b"x", **options)
+
+
+FIRST_PUTS = {
+    "put": lambda producer, topic, **options: producer.put(topic, b"x", **options),
+    "put_many": lambda producer, topic, **options: producer.put_many(topic, (b"x" for _ in range(2)), **options),
+    "put_batch": lambda producer, topic, **options: producer.put_batch(topic, [b"x"], **options),
+    "put_async": lambda producer, topic, **options: asyncio.run(in_a_loop(producer, topic, **options)),
+}
+
+
+@pytest.mark.parametrize("way", FIRST_PUTS)
+def test_a_producer_follows_the_next_run_from_its_first_put_on(make_engine, way):
+    engine, put = make_engine(), FIRST_PUTS[way]
+    engine.start(default_topic_queue_nums=4)
+    with pyengine.connect(engine.root) as producer:
+        assert {producer.put("T", b"x").queue_id for _ in range(8)} == {0, 1, 2, 3}
+        engine.stop()
+        TopicConfigs(engine.root).update("T", read_queue_nums=1, write_queue_nums=1)
+        assert run("config", "set", engine.root, "message_delay_level=1h 2h").code == 0
+        engine.start()
+        assert put(producer, "T", delay_level=18).queue_id == 1
+        assert {put(producer, "T").queue_id for _ in range(8)} == {0}
+        assert {producer.put("T", b"x").queue_id for _ in range(8)} == {0}
+        engine.stop()
+        TopicConfigs(engine.root).delete("T")
+        assert run("config", "set", engine.root, "default_topic_queue_nums=2").code == 0
+        engine.start()
+        assert {put(producer, "T").queue_id for _ in range(8)} == {0, 1}
+
+
+def test_a_producer_puts_with_the_host_of_the_next_run(make_engine):
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert decode_message_id(producer.put("T", b"x").msg_id)[0] == "127.0.0.1:10911"
+        engine.stop()
+        assert run("config", "set", engine.root, "store_host=[::1]:4567").code == 0
+        engine.start()
+        puts = [producer.put("T", b"x"), producer.put("T", b"y"), producer.put("T", b"z", keys="k")]
+    assert {decode_message_id(put.msg_id)[0] for put in puts} == {"[::1]:4567"}
+    with pyengine.open_store(engine.root) as store:
+        for put in puts:
+            eventually(lambda: store.message(put.msg_id) is not None, "it is readable")
+            assert store.message(put.msg_id).store_host == "[::1]:4567"
+
+
+def test_transactions_follow_the_next_run(make_engine):
+    engine = make_engine(default_topic_queue_nums=4, transaction_check_interval_ms=86_400_000, transaction_timeout_ms=0)
+    engine.start()
+    asked = []
+    with pyengine.connect(engine.root) as producer:
+        with producer.transaction(checker=asked.append) as transaction:
+            transaction.put("T", b"x")
+        engine.stop()
+        TopicConfigs(engine.root).update("T", read_queue_nums=1, write_queue_nums=1)
+        assert run("config", "set", engine.root, "transaction_timeout_ms=86400000").code == 0
+        engine.start()
+        for _ in range(4):
+            with producer.transaction() as transaction:
+                transaction.put("T", b"x")
+            assert [each.queue_id for each in transaction.results] == [0]
+        begun = producer.transaction().__enter__()
+        begun.put("T", b"undecided")
+        assert producer.check_transactions() == 0 and asked == [], "it is too new for the settings of this run"
 
 
 def test_an_engine_that_cannot_be_told_has_it_from_its_next_supervisor(make_engine):

@@ -57,8 +57,8 @@ class Halves(HalfMessages):
     """With a clock that the test sets ahead."""
 
     def __init__(self, engine, producer) -> None:
-        self.ahead_ms = 0
-        super().__init__(engine.path, lambda raw, timeout_s: producer.put_raw(raw, timeout_s=timeout_s), EngineConfig())
+        self.ahead_ms, self.of_engine = 0, EngineConfig()
+        super().__init__(engine.path, lambda raw, timeout_s: producer.put_raw(raw, timeout_s=timeout_s), lambda: self.of_engine)
         clock_ms = self.now_ms
         self.now_ms = lambda: clock_ms() + self.ahead_ms
 
@@ -334,7 +334,7 @@ def test_the_first_end_is_found_although_the_message_was_put_back(engine, halves
 
 def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
     prepare(halves)
-    halves.config = dataclasses.replace(halves.config, transaction_check_max=3)
+    halves.of_engine = dataclasses.replace(halves.config, transaction_check_max=3)
     check = PreparedCheck(halves)
     halves.ahead_ms = 10_000
     for times in range(1, 4):
@@ -350,9 +350,9 @@ def test_a_message_that_was_asked_about_too_often_is_put_aside(engine, halves):
 def test_a_message_that_was_put_aside_is_asked_about_from_the_first_try_on(engine, halves):
     half = prepare(halves)
     halves.ahead_ms = 10_000
-    halves.config = dataclasses.replace(halves.config, transaction_check_max=0)
+    halves.of_engine = dataclasses.replace(halves.config, transaction_check_max=0)
     assert rounds(engine, PreparedCheck(halves)) == []
-    halves.config = dataclasses.replace(halves.config, transaction_check_max=15)
+    halves.of_engine = dataclasses.replace(halves.config, transaction_check_max=15)
     (discarded,) = messages(engine, DISCARDED)
     for offset in (half.physical_offset, discarded.physical_offset + 1, 1 << 60):
         with pytest.raises(UsageError, match="no message of TRANS_CHECK_MAX_TIME_TOPIC begins at"):
