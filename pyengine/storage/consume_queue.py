@@ -386,7 +386,11 @@ def open_queue_file(folder: Path, file_bytes: int, position: int) -> tuple[int, 
     Raises DiskFullError, DiskError, StoreRefusedError.
     """
     byte = position * CQ_ENTRY_BYTES
-    return _open_file_at(folder, file_bytes, byte, byte % file_bytes)
+    made = _open_file_at(folder, file_bytes, byte, byte % file_bytes)
+    if made[2] >= 0 and len(os.listdir(folder)) == 1:
+        for above in folder.parent, folder.parent.parent:
+            os.utime(above)  # the queue's folder may have come long before, to a full disk, and consumers watch these for new queues
+    return made
 
 
 def open_ext_file(folder: Path, file_bytes: int, offset: int) -> tuple[int, int, int]:

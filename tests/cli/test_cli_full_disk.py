@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 
 import pyengine
 from fix_cli import run
 from fix_engine import EACH_MODE
-from fix_small_disk import resize
+from fix_small_disk import fill, resize
+from pyengine.client import consumer
 from pyengine.errors import DiskFullError
 from pyengine.results import PutStatus
 from waiting import eventually
@@ -85,3 +89,26 @@ def test_a_disk_without_space_for_a_new_store_is_refused_alike_by_all_that_start
     small = {"mapped_file_size_commit_log_bytes": "16MiB", "max_index_num": 100000, "max_hash_slot_num": 25000}
     with pyengine.Engine(root, **small) as engine, engine.connect() as producer:
         assert producer.put("t", b"x", keys="k").ok, "as the sentence says"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("topics", ["new", re.compile("old|new")], ids=["name", "pattern"])
+def test_a_consumer_that_waits_for_a_topic_sees_it_once_there_is_room(small_disk, make_engine, monkeypatch, topics):
+    monkeypatch.setattr(consumer, "REST_S_MAX", 1e6)  # nothing but a change wakes it
+    one = make_engine(**SETTINGS, disk_space_warning_level_ratio=100)
+    one.root = small_disk / "store"
+    one.start()
+    queue = one.root / "consumequeue" / "new" / "0"
+    with pyengine.connect(one.root) as producer:
+        assert producer.put("old", b"x").ok
+        waiting = pyengine.consume(one.root, topics, group="g", timeout_s=60)
+    with pyengine.connect(one.root) as producer, waiting:
+        if topics != "new":
+            assert [message.body for message in waiting.pull(timeout_s=60)] == [b"x"]
+            waiting.commit()
+        fill(small_disk / "ballast")
+        assert producer.put("new", b"found").ok
+        eventually(lambda: queue.is_dir() and time.time() - queue.stat().st_mtime > 7, "the folder is there, and not new", timeout_s=60)
+        assert [*queue.iterdir()] == [] and waiting.pull(timeout_s=1) == []
+        (small_disk / "ballast").unlink()
+        assert [message.body for message in waiting.pull(timeout_s=60)] == [b"found"]
