@@ -360,6 +360,11 @@ class EngineConfig:
         return self.default_topic_queue_nums or 1
 
     @property
+    def own_topics(self) -> frozenset[str]:
+        """The topics that a broker makes of its name and its cluster's."""
+        return frozenset((self.broker_name, self.broker_cluster_name, f"{self.broker_cluster_name}_REPLY_TOPIC"))
+
+    @property
     def client_topic_queue_nums(self) -> int:
         """Queues of a topic that a client of RocketMQ makes, unless it asks for fewer."""
         return self.default_topic_queue_nums or 8

@@ -221,7 +221,7 @@ def _enter_topics(store: MessageStore, config: EngineConfig, report: RecoveryRep
     try:
         queues = ((queue.topic, queue.queue_id, queue.newest_ms)
                   for queue in queues_between(log, report.scan_from, report.end_offset, config.enable_multi_dispatch))
-        TopicConfigs(store.root)._enter(queues, config.put_topic_queue_nums)
+        TopicConfigs(store.root)._enter(queues, config.put_topic_queue_nums, config.own_topics)
     except EngineError as error:
         return (f"new topics are not entered into topics.json: {error}",)
     return ()

@@ -66,7 +66,7 @@ class FlushConsumeQueueService(Service):
         self._ext_file_bytes = config.mapped_file_size_consume_queue_ext_bytes if config.enable_consume_queue_ext else 0
         self._index_enabled = config.message_index_enable
         self._multi_dispatch = config.enable_multi_dispatch
-        self._topic_queue_nums = config.put_topic_queue_nums
+        self._topic_queue_nums, self._own_topics = config.put_topic_queue_nums, config.own_topics
         self.take_settings(config)
         self._watermark_due_ns = 0
         self._checkpoint = read_checkpoint(context.store.root)
@@ -182,7 +182,7 @@ class FlushConsumeQueueService(Service):
         if not fresh:
             return
         try:
-            deleted = self._topics._enter(fresh, self._topic_queue_nums)
+            deleted = self._topics._enter(fresh, self._topic_queue_nums, self._own_topics)
         except FlushError:
             raise
         except EngineError as error:

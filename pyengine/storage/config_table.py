@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -245,18 +245,18 @@ class TopicConfigs(ConfigTable[TopicConfig]):
             table.deleted[topic] = time.time_ns() // 1_000_000
         time.sleep(0.001)  # so that such a message has a later store time
 
-    def _enter(self, queues: Iterable[tuple[str, int, int]], queue_nums: int = 1) -> set[str]:
+    def _enter(self, queues: Iterable[tuple[str, int, int]], queue_nums: int = 1, own_topics: Container[str] = ()) -> set[str]:
         """Enter topics that have messages and no entry; return those that were deleted after their messages.
 
         `queues`: (topic, queue id, store time of the newest message in ms). A new entry has `queue_nums` queues to write, whichever
         queues its first messages are in, so that it does not matter when this is called. If an entry has too few read queues, so
         that a broker would not serve that one, the number is raised; an entry is not changed otherwise. Light queues, which have
-        no entry, and a broker's own topics, which the broker enters, are left out. The file is written once, and only for a
-        change. DiskError, with the file unchanged, also if it cannot be read.
+        no entry, and a broker's own topics, which the broker enters (`own_topics` are those of its names), are left out. The file
+        is written once, and only for a change. DiskError, with the file unchanged, also if it cannot be read.
         """
         wanted: dict[str, tuple[int, int]] = {}  # (number of queues, store time of the newest message)
         for topic, queue_id, time_ms in queues:
-            if _has_entry(topic):
+            if topic not in own_topics and _has_entry(topic):
                 count, newest_ms = wanted.get(topic, (0, -1))
                 wanted[topic] = max(count, min(queue_id + 1, QUEUE_NUMS_MAX)), max(newest_ms, time_ms)
         if not wanted:

@@ -75,6 +75,21 @@ def test_a_message_to_the_topic_that_new_ones_are_made_after_does_not_end_that(s
     assert client.ask(codes.SEND_MESSAGE_V2, send_fields("made_after_it"), b"x").code == codes.SUCCESS
 
 
+def test_messages_to_the_topics_of_broker_and_cluster_leave_those_as_they_are(served):
+    def routes():
+        told = (served.name_server().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}) for topic in topics)
+        return [json.loads(answer.body)["queueDatas"] for answer in told]
+
+    topics, client = ("DefaultCluster", "broker-a", "DefaultCluster_REPLY_TOPIC"), served.broker()
+    before = routes()
+    for topic in topics:
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic), b"x").code == codes.SUCCESS
+    with pyengine.connect(served.root) as producer:
+        producer.put("entered_after_them", b"x")
+    eventually(lambda: "entered_after_them" in TopicConfigs(served.root).read().rows, "the checkpointer has entered new topics")
+    assert routes() == before
+
+
 def test_rocketmqs_own_topics_and_groups_are_there_whatever_may_be_made(tmp_path):
     served = start_served(tmp_path / "store", auto_create_topic_enable=False, auto_create_subscription_group=False)
     try:
