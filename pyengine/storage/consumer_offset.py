@@ -126,15 +126,15 @@ class ConsumerOffsets:
 
         self.update(change)
 
-    def update(self, change: Callable[[Table], object], *, is_owner: bool = False) -> OffsetTable:
+    def update(self, change: Callable[[Table], object]) -> OffsetTable:
         """Call `change` with the table, as the only writer; the changed table is durable when this returns.
 
         An unchanged table is written only if another program wrote it: from then on acknowledgements count beside it. An exception
         in `change` ends the update without a write. StoreBusyError while another program has the store open, or if another process
-        that writes makes no progress; `is_owner`: this process has locked the store exclusively (recovery).
+        that writes makes no progress.
         """
         with exclusive(self.path):
-            use = None if is_owner else store_use(self._root)
+            use = store_use(self._root)
             if use is StoreUse.OTHER:
                 raise StoreBusyError(f"{self._root} is being recovered, or open in a broker, which keeps the groups' offsets itself")
             if use is StoreUse.CLOSED:
@@ -147,6 +147,15 @@ class ConsumerOffsets:
         For the store's owner. A failed write is also reported as a sentence: a store starts even if
         its offsets cannot be written.
         """
+        # A process that had begun an update before this one got the store may still write; without that file, none has.
+        is_used = self.path.with_name(self.path.name + ".lock").exists()
+        try:
+            with exclusive(self.path) if is_used else contextlib.nullcontext():
+                return self._lower(queue_ends)
+        except (EngineError, OSError) as error:  # for example of a process that is stopped in an update
+            return [f"the groups' offsets could not be looked at: {error}"]
+
+    def _lower(self, queue_ends: QueueEnds) -> list[str]:
         try:
             found = self.table()
         except DiskError as error:
@@ -163,13 +172,13 @@ class ConsumerOffsets:
         def change(table: Table) -> None:
             for cut in cuts:
                 cut()
-            for key, queue_id, end in _beyond(table, queue_ends):
+            for key, queue_id, end in beyond:
                 table[key][queue_id] = end
 
         notes = [*found.notes, *(f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
                                  for key, queue_id, end in beyond)]
         try:
-            self.update(change, is_owner=True)
+            self._change(change)
         except (EngineError, OSError) as error:
             notes.append(f"the groups' offsets could not be corrected: {error}")
         return notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import closing
 
 from fix_cli import changes, picture
@@ -36,13 +37,28 @@ def test_a_group_that_has_seen_what_a_power_cut_took_sees_what_comes_in_its_plac
     assert ConsumerOffsets(builder.root).read("orders", "billing") == {0: 3}
 
 
+def test_an_offset_that_was_just_being_stored_goes_back_to_the_end_too(tmp_path):
+    offsets = ConsumerOffsets(tmp_path)
+    offsets.commit("orders", "billing", {0: 3})
+    recovery = threading.Thread(target=offsets.lower, args=({("orders", 0): 5},))
+
+    def commit(table):
+        recovery.start()
+        recovery.join(1)  # it must not end before this update has
+        table["orders@billing"] = {0: 9}
+
+    offsets.update(commit)
+    recovery.join()
+    assert offsets.read("orders", "billing") == {0: 5}
+
+
 def test_a_store_whose_offsets_are_right_is_left_alone(builder):
     builder.put("orders", b"x")
     ConsumerOffsets(builder.root).commit("orders", "billing", {0: 1})
     recover(MessageStore(builder.root, builder.geometry))
     before = picture(builder.root / "config")
     assert not recover(MessageStore(builder.root, builder.geometry)).notes
-    assert changes(before, picture(builder.root / "config")) == []
+    assert changes(before, picture(builder.root / "config")) == ["consumerOffset.json.lock"], "which has changed hands"
 
 
 def test_a_damaged_file_never_keeps_a_store_from_coming_up_and_is_made_anew(builder):
