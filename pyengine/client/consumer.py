@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from pyengine import arguments
@@ -47,6 +46,7 @@ from pyengine.client.group_session import (
     SharedFlight,
     SharedSession,
     TurnTakenError,
+    commit_all,
     note_stored,
     unsaved,
 )
@@ -653,18 +653,14 @@ class Consumer:
         """
         self._require_group()
         given = [(one, None) for one in self._consumers] if messages is None else self._split(messages)
-        with self._work:
-            committed = [consumer._commit_own(its) for consumer, its in given]
-        return committed[0]
-
-    def _commit_own(self, messages: list[Message] | None) -> dict[int, int]:
-        with self._work:
-            with self._state:
-                self._require_open()
-                waited = any(held.flight.exceeds(self._options.max_span) for held in self._held.values())
-                self._finish(messages)
-            if waited:
-                self._stir()
+        with self._all_work():
+            for one, its in given:
+                with one._state:
+                    one._require_open()
+                    waited = any(held.flight.exceeds(self._options.max_span) for held in one._held.values())
+                    one._finish(its)
+                if waited:
+                    self._stir()
             self._commit_done()
             with self._state:
                 return {queue_id: held.committed for queue_id, held in self._held.items()}
@@ -872,9 +868,10 @@ class Consumer:
                 if self._retries is not None:
                     rest.callback(self._retries.close)
                 if self._session is not None:
-                    if self._options.auto_commit and _has_all(closer, self._asker):
-                        with self._state:
-                            self._finish(None)
+                    for one in self._consumers if self._options.auto_commit else ():
+                        if _has_all(closer, one._asker):
+                            with one._state:
+                                one._finish(None)
                     _after_recovery(self._reader.root, lambda: self._give_back(list(self._held.values())),
                                     max(0.0, until_s - time.monotonic()))
 
@@ -952,13 +949,13 @@ class Consumer:
 
         Otherwise messages that were finished just before each kill would be taken for the ones that kill, and become dead letters.
         """
-        for consumer in self._consumers:
-            with self._work:
+        with self._work:
+            for consumer in self._consumers:
                 with consumer._state:
                     self._require_open()
                     consumer._has_suspects = consumer._reads_suspects()
-                with suppress(EngineError):  # the thread reports it
-                    consumer._commit_done()
+            with suppress(EngineError):  # the thread reports it
+                self._commit_done()
         return 1 if self._expects_suspects else max_messages
 
     def _reads_suspects(self) -> bool:
@@ -1343,8 +1340,9 @@ class Consumer:
             if isinstance(self._session, SharedSession):
                 self._tend(self._session)
             self._bury()
-            if self._is_commit_due():
-                self._commit_due_s = time.monotonic() + self._options.commit_interval_s
+            if self._is_outer and any(one._is_commit_due() for one in self._consumers):
+                for one in self._consumers:
+                    one._commit_due_s = time.monotonic() + self._options.commit_interval_s
                 self._commit_done()
             for inner in self._consumers[1:]:
                 inner._housekeep()
@@ -1493,16 +1491,42 @@ class Consumer:
             for held in queues:
                 self._held.pop(held.queue_id, None)
 
+    def _all_work(self) -> ExitStack:
+        """Have the claims and offsets of all topics for one thread."""
+        with ExitStack() as held:
+            for one in self._consumers:
+                held.enter_context(one._work)
+            return held.pop_all()
+
     def _commit_done(self) -> None:
-        """Store what is done; once more if a recovery of the store has come between."""
+        """Store what is done of all topics; once more if a recovery of the store has come between."""
         self._reader._require_open()  # and the store is at its place
-        session = self._session
-        commit = partial(self._commit_shared, session) if isinstance(session, SharedSession) else self._commit_claimed
-        try:
-            commit()
-        except HistoryChangedError:
-            self._follow_history()
-            commit()
+        with self._all_work():
+            try:
+                self._commit_all()
+            except HistoryChangedError:
+                for one in self._consumers:
+                    one._follow_history()
+                self._commit_all()
+
+    def _commit_all(self) -> None:
+        commits = []
+        for one in self._consumers:
+            if isinstance(one._session, SharedSession):
+                one._commit_shared(one._session)
+                continue
+            with one._state:
+                offsets = {held.grant: held.done for held in one._held.values() if held.done != held.committed}
+                states = unsaved(one._held.values())
+            if offsets or states:
+                commits.append((one, one._group_session, offsets, states))
+        # States are synced in a file of each topic, for which no other process should wait longer than for one.
+        for together in [commit for commit in commits if not commit[3]], *([commit] for commit in commits if commit[3]):
+            stored = commit_all([(session, offsets, states) for _, session, offsets, states in together])
+            for (one, _, offsets, states), kept in zip(together, stored):
+                with one._state:
+                    for held in note_stored(one._held, offsets, states, kept):
+                        one._revoke(held)
 
     def _commit_shared(self, session: SharedSession) -> None:
         with self._state:
@@ -1511,17 +1535,6 @@ class Consumer:
         with self._state:
             for held in self._held.values():
                 held.committed = offsets.get(held.queue_id, held.committed)
-
-    def _commit_claimed(self) -> None:
-        with self._state:
-            offsets = {held.grant: held.done for held in self._held.values() if held.done != held.committed}
-            states = unsaved(self._held.values())
-        if not offsets and not states:
-            return
-        kept = self._group_session.commit(offsets, states)
-        with self._state:
-            for held in note_stored(self._held, offsets, states, kept):
-                self._revoke(held)
 
     def _revoke(self, held: AssignedQueue) -> None:
         """Drop a queue whose hold was ended by another member or by a reset."""

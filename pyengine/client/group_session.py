@@ -3,7 +3,7 @@
     session.has_changed()               # after a heartbeat, which the process's pulse sends: is the rest to be done again?
     session.share(queue_ids)            # the queues that are this member's now
     session.take(queues without claim)  # claims the free ones, and returns the offsets to start from
-    session.commit(...)                 # stores the offsets and acknowledgements of the queues that it still holds
+    commit_all([(session, ...)])        # stores the offsets and acknowledgements of the queues that it still holds
     session.release(claims)             # gives the queues to other members
 
 Claims ensure that two members never hold a queue at once, even while they disagree about the shares (docs/consumers.md).
@@ -222,22 +222,12 @@ class GroupSession:
         """Whether this member still holds the queue."""
         return self._members.holds(claim)
 
-    def commit(self, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue] | None = None) -> set[int]:
+    def commit_in(self, table: Table, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue]) -> set[int]:
         """Store the next offsets, and before them the states, of the queues that this member still holds; return those queues' ids.
 
-        HistoryChangedError, with nothing written, if the store was recovered meanwhile.
+        `table` is that of an update by the caller, who has the lock of the offsets. HistoryChangedError, with nothing written, if the
+        store was recovered meanwhile.
         """
-        kept: set[int] = set()
-
-        def change(table: Table) -> None:
-            kept.clear()
-            kept.update(self.commit_in(table, offsets, states or {}))
-
-        self._offsets.update(change)
-        return kept
-
-    def commit_in(self, table: Table, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue]) -> set[int]:
-        """The same in the table of an update by the caller, who has the lock of the offsets."""
         if read_epoch(self._root) != self.epoch:
             raise HistoryChangedError(self._root)
         row = table.get(self._key, {})
@@ -287,6 +277,18 @@ class GroupSession:
         expired = self._liveness.expired({("queue", queue_id): (record, holders.get(record.incarnation))
                                           for queue_id, record in records.items() if record.incarnation not in self._silent})
         return {queue_id for queue_id, record in records.items() if record.incarnation in self._silent or ("queue", queue_id) in expired}
+
+
+def commit_all(commits: Sequence[tuple[GroupSession, Mapping[Claim, int], Mapping[Claim, SavedQueue]]]) -> list[set[int]]:
+    """Do what commit_in() does for several members of groups of one store, of all or none, by one update."""
+    kept: list[set[int]] = []
+
+    def change(table: Table) -> None:
+        kept[:] = [session.commit_in(table, offsets, states) for session, offsets, states in commits]
+
+    if commits:
+        commits[0][0]._offsets.update(change)
+    return kept
 
 
 class LivenessTracker:

@@ -397,15 +397,15 @@ def test_deliveries_after_a_seek_during_a_commit_are_counted(builder, consume, m
     messages = consumer.pull(3)
     consumer.ack(messages[2])
     session = session_of(consumer)
-    commit = session.commit
+    commit_in = session.commit_in
 
     def slow(*args):
-        kept = commit(*args)
+        kept = commit_in(*args)
         consumer.seek(0, 1)  # as another thread does
         return kept
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "commit", slow)
+        patch.setattr(session, "commit_in", slow)
         consumer.commit(messages[0])
     assert [message.delivery_count for message in consumer.pull(2)] == [1, 1]
     leave_unfinished(consumer)

@@ -18,6 +18,7 @@ from fix_client import session_of
 from pyengine.client.group_session import TurnTakenError
 from pyengine.errors import EngineError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.durable_writes import write_config
 from waiting import eventually
 
 
@@ -60,6 +61,10 @@ def pull(consumer, count=1):
     return found
 
 
+def stored(engine, topic, group):
+    return ConsumerOffsets(engine.path).read(topic, group)
+
+
 def names_of(found):
     return sorted((each.topic, each.body) for each in found)
 
@@ -67,6 +72,19 @@ def names_of(found):
 @pytest.fixture(params=["queues", "messages"])
 def sharing(request):
     return request.param
+
+
+def test_a_commit_writes_the_offsets_of_all_topics_at_once(engine, names, topics, consume, monkeypatch):
+    for topic in topics:
+        put(engine, topic, b"1", b"2")
+    consumer = consume(topics)
+    pull(consumer, 6)
+    writes = []
+    monkeypatch.setattr("pyengine.storage.consumer_offset.write_config", lambda *given: writes.append(given) or write_config(*given))
+    consumer.part(topics[1]).commit()
+    assert [stored(engine, topic, names[1]) for topic in topics] == [{0: 0}, {0: 2}, {0: 0}] and len(writes) == 1
+    consumer.commit()
+    assert [stored(engine, topic, names[1]) for topic in topics] == [{0: 2}, {0: 2}, {0: 2}] and len(writes) == 2
 
 
 def test_each_acknowledgement_is_its_topics(engine, names, topics, consume, sharing):

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from pyengine.client import group_session
-from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker, allocate_averagely
+from pyengine.client.group_session import GroupSession, HistoryChangedError, LivenessTracker, allocate_averagely, commit_all
 from pyengine.errors import DiskError
 from pyengine.formats.record import Message
 from pyengine.ipc.group_members import GroupMembers
@@ -23,6 +23,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def commit(session, offsets, states=None):
+    return commit_all([(session, offsets, states or {})])[0]
 
 
 @pytest.mark.parametrize(("queues", "members", "shares"), [
@@ -84,13 +88,13 @@ def test_a_member_that_shows_no_life_is_passed_over_and_its_claims_are_void(sess
     taken = stopped.take([0, 1])
     assert stopped.share([0, 1]) == [0] and other.share([0, 1]) == [1]
     assert other.take([1]) == {}
-    stopped.commit({claim: 5 for claim, *_ in taken.values()})
+    commit(stopped, {claim: 5 for claim, *_ in taken.values()})
     other_clock.now_s += 11  # the other's clock goes on; the stopped one never beats
     assert other.share([0, 1]) == [0, 1]
     found = other.take([0, 1])
     assert {queue_id: offset for queue_id, (_, offset, _) in found.items()} == {0: 5, 1: 5}
     assert not any(stopped.holds(claim) for claim, *_ in taken.values())
-    assert stopped.commit({claim: 9 for claim, *_ in taken.values()}) == set()
+    assert commit(stopped, {claim: 9 for claim, *_ in taken.values()}) == set()
     assert other.stored() == {0: 5, 1: 5}
     clock.now_s += 12
     stopped.heartbeat()
@@ -113,13 +117,13 @@ def test_what_a_member_acknowledges_after_it_lost_the_queue_does_not_count(sessi
     flight.deliver(messages, None)
     flight.acknowledge(flight.open[2])
     saved = {claim: flight.saved(0, 0)}
-    assert late.commit({}, saved) == {0}
+    assert commit(late, {}, saved) == {0}
     with contextlib.closing(GroupMembers(tmp_path, "orders", "billing")) as passing_over:
         passing_over.join()
         passing_over.fence_off(0)
     assert other.take([0])[0][2].unacknowledged(messages) == [messages[0], messages[1], messages[3]]
     flight.finish()
-    assert late.commit({claim: 4}, {claim: flight.saved(0, 4)}) == set()
+    assert commit(late, {claim: 4}, {claim: flight.saved(0, 4)}) == set()
     assert [state.acked for state in AckFile(tmp_path, "orders@billing").read()[0]] == [(), ((2, 3),), ((2, 3),)]
 
 
@@ -137,7 +141,7 @@ def test_a_member_that_beats_is_never_passed_over(session):
 def test_a_queue_given_back_continues_at_its_stored_offset(session):
     first, second = session(), session()
     claims = {claim: 7 for claim, *_ in first.take([0, 1]).values()}
-    assert first.commit(claims) == {0, 1}
+    assert commit(first, claims) == {0, 1}
     first.release(claims)
     assert {queue_id: offset for queue_id, (_, offset, _) in second.take([0, 1]).items()} == {0: 7, 1: 7}
 
@@ -147,10 +151,10 @@ def test_after_a_recovery_nothing_is_committed_before_the_member_has_looked(sess
     claims = {claim: 7 for claim, *_ in mine.take([0]).values()}
     raise_epoch(tmp_path)
     with pytest.raises(HistoryChangedError):
-        mine.commit(claims)
+        commit(mine, claims)
     assert mine.stored() == {} and all(mine.holds(claim) for claim in claims)
     mine.epoch += 1
-    assert mine.commit(claims) == {0}
+    assert commit(mine, claims) == {0}
 
 
 def test_only_the_first_member_writes_the_start_offsets_of_a_group(session):
