@@ -274,7 +274,7 @@ def _put(store: Path, settings: dict[str, str], timeout_s: float | None, wait: b
 def cancel(store: Path, settings: dict[str, str], msg_id: str) -> Reply:
     """Cancel a delayed message. MSG_ID is what its put printed.
 
-    Exit code 1: it is due, or was delivered. It needs no engine.
+    Exit code 1: it is due, delivered or deleted. It needs no engine.
 
     \b
     Examples:
@@ -284,7 +284,7 @@ def cancel(store: Path, settings: dict[str, str], msg_id: str) -> Reply:
         is_cancelled = cancels.cancel(msg_id)
     if is_cancelled:
         return Reply({"msg_id": msg_id, "cancelled": True}, "cancelled: it is never delivered")
-    return Reply({"msg_id": msg_id, "cancelled": False}, "not cancelled: it is due, or was delivered", ExitCode.FAILED)
+    return Reply({"msg_id": msg_id, "cancelled": False}, "not cancelled: it is due, delivered or deleted", ExitCode.FAILED)
 
 
 COMMIT_INTERVAL_S = 1.0

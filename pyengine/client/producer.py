@@ -337,7 +337,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         return results
 
     def cancel_delayed(self, msg_id: str) -> bool:
-        """Cancel a delayed message by its put's id. True: it is never delivered. False: it is due, or was delivered.
+        """Cancel a delayed message by its put's id. True: it is never delivered. False: it is due, delivered or deleted.
 
         UsageError for another id (docs/delayed.md).
         """

@@ -653,7 +653,7 @@ class Ends:
             except EngineError as error:
                 return Answer(codes.SERVICE_NOT_AVAILABLE, f"recall failed, {error}")
             return Answer(fields={"msgId": unique_key}) if is_cancelled else Answer(
-                codes.SYSTEM_ERROR, "recall failed, the message is due, or was delivered")
+                codes.SYSTEM_ERROR, "recall failed, the message is due, delivered or deleted")
 
         return await self._recalls.run(cancel)
 

@@ -163,9 +163,10 @@ class ScheduleMessageService(Service):
             offset = self._written.get(number, 0)
             low, high = self._range(SCHEDULE_TOPIC, number - 1)
             inside = max(low, min(offset, high))
-            if inside != offset and number in self._written:
+            if inside != offset:
+                noted = f"offset {offset}" if number in self._written else "no offset"
                 self._report(Event.DELAY_OFFSET_MOVED,
-                             f"delayOffset.json has offset {offset} for delay level {number}, but its queue reaches from {low} to "
+                             f"delayOffset.json has {noted} for delay level {number}, but its queue reaches from {low} to "
                              f"{high}: continuing at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
         self._cancels.resume({level.number: level.offset for level in levels}, self._clock_ms())
@@ -269,7 +270,8 @@ class ScheduleMessageService(Service):
     def _deliver_level(self, level: _Level) -> bool:
         """Put the messages of a level that are due, at most BATCH_MESSAGES; True if there may be more to do."""
         if not level.in_flight:
-            is_time = self._is_due(level, level.due_ms, level.head) if level.due_ms else self._clock_ns() >= level.poll_ns
+            is_deleted = level.head < native.load_position(self._control.min_offset)  # that is named before it is due
+            is_time = (is_deleted or self._is_due(level, level.due_ms, level.head)) if level.due_ms else self._clock_ns() >= level.poll_ns
             if not is_time:
                 return False
             level.due_ms = 0
@@ -347,7 +349,9 @@ class ScheduleMessageService(Service):
             else:
                 reason = result.reason
         if reason:  # the message stays in its queue; later ones do not wait for it
-            self._report(Event.DELAYED_NOT_DELIVERED, f"the message at offset {level.offset} of {level.topic} queue {level.queue_id} is "
+            number = step.next_offset - level.offset
+            what, verb = ("the message", "is") if number == 1 else (f"the {number} messages", "are")
+            self._report(Event.DELAYED_NOT_DELIVERED, f"{what} at offset {level.offset} of {level.topic} queue {level.queue_id} {verb} "
                                                       f"not delivered: {reason}")
         level.ahead.pop(level.offset, None)
         level.offset = step.next_offset
@@ -373,7 +377,7 @@ class ScheduleMessageService(Service):
         """Return the step to the first entry whose message is still in the log, or past a queue file that is missing."""
         offset = queue.min_offset(log_min_offset, end)
         if offset > cursor:
-            return _Step(offset)
+            return _Step(offset, reason="deleted from the log before they were due: it has to keep them longer")
         offset = min(end, queue.next_file_offset(cursor))
         return _Step(offset, reason=f"its queue file is missing, and with it everything before {offset}")
 
@@ -422,8 +426,7 @@ class ScheduleMessageService(Service):
         """Submit the message of an entry to its real topic; None when no session can be opened."""
         message = self._message(entry)
         if message is None:
-            is_gone = entry.physical_offset < self._reader.commit_log.min_offset  # deleted meanwhile
-            return _Step(cursor + 1, reason="" if is_gone else f"there is no whole record at {entry.physical_offset}")
+            return _Step(cursor + 1, reason=f"there is no whole record at {entry.physical_offset}")
         if self._cancels.is_cancelled(DelayedId.of(message)):
             return _Step(cursor + 1)
         delivery = delivery_of(message, now_ms, self._delays_ms)

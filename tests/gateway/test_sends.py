@@ -189,7 +189,7 @@ def test_a_message_for_a_later_time_is_recalled_by_the_handle_in_its_answer(serv
         assert (answer.code, answer.fields["msgId"]) == (codes.SUCCESS, "A1")
     assert stored(served, topic, 1, 0).body == b"kept"
     answer = client.ask(codes.RECALL_MESSAGE, kept)
-    assert answer.code == codes.SYSTEM_ERROR and "is due, or was delivered" in answer.remark
+    assert answer.code == codes.SYSTEM_ERROR and "is due, delivered or deleted" in answer.remark
     assert "recallHandle" not in client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "UNIQ_KEY\x01A3"), b"now").fields
     later = send(b"later", 3_600_000, "A4")
     words = base64.urlsafe_b64decode(later["recallHandle"]).decode().split(" ")

@@ -589,17 +589,28 @@ def test_a_full_disk_under_the_delay_offsets_is_reported_and_delivery_continues(
     assert rig.delivered() == [b"a", b"b"] and rig.noted() == {"1": 1, "2": 1}
 
 
-def test_messages_that_are_gone_from_the_log_are_passed_over(make_rig):
+@pytest.mark.parametrize("is_down", [False, True])
+def test_messages_that_are_deleted_before_they_are_due_are_named_once_and_at_once(make_rig, is_down):
     rig = make_rig()
     for number in range(40):
         put = rig.put(1, b"%02d" % number + bytes(4000))
     rig.flushed()
+    service = None
+    if not is_down:
+        service = rig.service()
+        rig.go(service)
     (rig.root / "commitlog" / ("0" * 20)).unlink()
-    service = rig.service()
+    native.store_position(rig.control.min_offset, 65536)
+    service = service or rig.service()
+    rig.go(service)
+    [sentence] = rig.reported
     rig.wall_ms = put.store_timestamp_ms + 60_000
     rig.go(service)
-    found = [int(body[:2]) for body in rig.delivered()]
-    assert 0 < found[0] < 40 and found == list(range(found[0], 40))
+    first, *_ = found = [int(body[:2]) for body in rig.delivered()]
+    assert 1 < first < 40 and found == list(range(first, 40)) and rig.reported == [sentence]
+    assert sentence.startswith(
+        f"delayOffset.json has no offset for delay level 1, but its queue reaches from {first} to 40" if is_down else
+        f"the {first} messages at offset 0 of {SCHEDULE_TOPIC} queue 0 are not delivered: deleted")
 
 
 # -- a time of its own
