@@ -76,6 +76,7 @@ class SavedQueue:
     last      the queue offset and the Identity of the last message delivered; None if nothing is to be compared
     taken     the open messages that members which share messages have: (start, end, the member's incarnation)
     fence     of the turn in which such a member has written it; -1: it counts whatever the fence is
+    after     the tenure that it ends, 0 for none: it counts only if that is the newest one, no reset has come between; -1: always
     """
 
     queue: int
@@ -87,15 +88,12 @@ class SavedQueue:
     last: tuple[int, ...] | None = None
     taken: Counts = ()
     fence: int = -1
+    after: int = -1
 
     def fields(self) -> Fields:
         """Return the fields of the line."""
-        fields = asdict(self)
-        if not self.taken:
-            del fields["taken"]
-        if self.fence < 0:
-            del fields["fence"]
-        return fields
+        return {name: value for name, value in asdict(self).items()
+                if not (name == "taken" and not value or name in ("fence", "after") and value < 0)}
 
     def below(self, end: int) -> SavedQueue:
         """Return the state without what the queue has lost from `end` on."""
@@ -153,8 +151,7 @@ class AckFile:
     def void(self, offsets: Mapping[int, int]) -> None:
         """Let nothing count that was saved of these queues: the group is set to these offsets. The caller has the lock."""
         states = [SavedQueue(queue, new_tenure(), offset, offset) for queue, offset in offsets.items()]
-        if self.path.exists():
-            self.supersede(states)
+        self.supersede(states)
 
     def supersede(self, states: Iterable[SavedQueue]) -> None:
         """Add states, durable, beside members that share messages, whose lock the caller has not: so it does not compact."""
@@ -216,7 +213,9 @@ def decode(content: bytes) -> dict[int, list[SavedQueue]]:
     for line in filter(fence.admits, parse(lines_of(content))):
         if isinstance(line, SavedQueue):
             _fold(found, shared, line.queue)
-            found.setdefault(line.queue, []).append(replace(line, fence=-1) if line.fence >= 0 else line)
+            states = found.setdefault(line.queue, [])
+            if line.after in (-1, states[-1].tenure if states else 0):
+                states.append(replace(line, fence=-1, after=-1) if line.fence >= 0 else line)
             continue
         queue = line["queue"]
         states = found.get(queue, [])
@@ -289,7 +288,8 @@ def _checked(fields: Fields) -> SavedQueue | Fields:
     return SavedQueue(
         _number(fields["queue"]), _number(fields["tenure"]), _number(fields["offset"], -1), _number(fields["end"]),
         tuple(_run(run) for run in fields["acked"]), tuple((*_run(run[:2]), _number(run[2])) for run in fields["counts"]),
-        last, tuple((*_run(run[:2]), _number(run[2])) for run in fields.get("taken", ())), _number(fields.get("fence", -1), -1))
+        last, tuple((*_run(run[:2]), _number(run[2])) for run in fields.get("taken", ())),
+        *(_number(fields.get(name, -1), -1) for name in ("fence", "after")))
 
 
 def new_tenure() -> int:
@@ -451,7 +451,7 @@ class SharedLog(AppendedLines):
     def add(self, line: SavedQueue | dict[str, Any]) -> None:
         """Apply a line; write() appends it."""
         if isinstance(line, SavedQueue):
-            line = replace(line, fence=self.fence)
+            line = replace(line, fence=self.fence, after=self._tenure(line.queue))
         elif self.fence:
             line["fence"] = self.fence
         self._lines.append(line)
@@ -485,11 +485,15 @@ class SharedLog(AppendedLines):
         """Return the newest fence in the file, without the lock."""
         return newest_fence(self._file.content())
 
+    def _tenure(self, queue: int) -> int:
+        return self.queues[queue].tenure if queue in self.queues else 0
+
     def _apply(self, line: SavedQueue | Fields) -> None:
         if not self._fence.admits(line):
             return
         if isinstance(line, SavedQueue):
-            self.queues[line.queue] = SharedQueue(line)
+            if line.after in (-1, self._tenure(line.queue)):
+                self.queues[line.queue] = SharedQueue(line)
         elif "by" in line and (queue := self.queues.get(line["queue"])) is not None and queue.tenure == line["tenure"]:
             queue.apply(line)
 

@@ -19,6 +19,7 @@ from fix_cli import environment
 from fix_client import before_it_looks, epoch_of, housekeep, members_of, reader_of, session_of
 from fix_engine import SMALL
 from pyengine.client import group_session
+from pyengine.client.consumer_groups import set_offsets
 from pyengine.client.retries import retry_topic
 from pyengine.errors import DiskFullError, UsageError
 from pyengine.ipc.group_members import GroupMembers
@@ -348,6 +349,37 @@ def test_a_reset_of_a_queue_during_a_turn_keeps_what_the_turn_says_of_others(eng
     one.pull(timeout_s=0)
     monkeypatch.setattr(acknowledgements, "COMPACT_BYTES", 1 << 20)
     assert resets == [{1: 0}] and other.commit([]) == {0: 2, 1: 0}
+
+
+def test_a_reset_while_a_queue_is_begun_counts(engine, names, member, monkeypatch):
+    put(engine, names[0], 1)
+    one = member(commit_interval_s=60)
+    pull(one)
+    write, mine, resets = acknowledgements.SharedLog.write, (session_of(one).log, threading.get_ident()), []
+
+    def reset_before(log):
+        if (log, threading.get_ident()) == mine and 1 in log.queues and not resets:
+            resets.append(pyengine.ConsumerGroups(engine.path).reset(*names, 3, [1]))
+        return write(log)
+
+    monkeypatch.setattr(acknowledgements.SharedLog, "write", reset_before)
+    put(engine, names[0], 4, 1)
+    eventually(lambda: one.pull(4, timeout_s=0.1) and resets == [{1: 3}], "the queue is begun beside a reset")
+    assert one.commit([])[1] == 3
+    assert [(each.queue_id, each.queue_offset) for each in pull(one)] == [(1, 3)]
+
+
+def test_a_reset_that_is_not_yet_written_counts_for_a_queue_that_is_begun(engine, names, member):
+    put(engine, names[0], 4)
+    one = member(commit_interval_s=60)
+
+    def change(table):
+        AckFile(engine.path, "@".join(names)).remove()
+        set_offsets(engine.path, table, "@".join(names), {0: 3})
+        pull(one)
+
+    ConsumerOffsets(engine.path).update(change)
+    assert one.commit([])[0] == 3
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
