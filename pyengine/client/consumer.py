@@ -1580,10 +1580,10 @@ class Consumer:
         stored = self._session.stored() if self._session else None
         with self._state:
             read = self._in_history(lambda: [
-                (held, held.kept_end(self._reader, self.topic), self._reader.queue_end(self.topic, held.queue_id))
-                for held in self._held.values()], history)
-            for held, kept_end, end in read:
-                held.go_back(kept_end, end, None if stored is None else stored.get(held.queue_id, -1))
+                (held, held.kept_end(self._reader, self.topic), self._reader.queue_range(self.topic, held.queue_id)[0],
+                 self._reader.queue_end(self.topic, held.queue_id)) for held in self._held.values()], history)
+            for held, kept_end, first, end in read:
+                held.go_back(kept_end, first, end, None if stored is None else stored.get(held.queue_id, -1))
             self._epoch = history
         if self._session is not None:
             self._session.epoch = history

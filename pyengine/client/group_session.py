@@ -382,8 +382,8 @@ class AssignedQueue:
             self.settle()
 
     def settle(self) -> None:
-        """Move `done` past filtered entries, if no earlier message is open."""
-        if self.flight.done >= self.flight.delivered_end and not self.buffer:
+        """Move `done` past filtered entries, if no earlier message is open; without a group nothing is done."""
+        if self.claim is not None and self.flight.done >= self.flight.delivered_end and not self.buffer:
             self.flight.done = self.flight.delivered_end = self.position
 
     def put_back(self) -> None:
@@ -424,13 +424,13 @@ class AssignedQueue:
         newest = max(filter(None, (mine, self.flight.last)), default=None)
         return newest[0] + 1 if newest is not None and self.is_there(reader, topic, newest) else 0
 
-    def go_back(self, kept_end: int, end: int, stored: int | None) -> None:
-        """Go back after a recovery to before what the log has lost: nothing below `kept_end`. The queue ends at `end` now.
+    def go_back(self, kept_end: int, first: int, end: int, stored: int | None) -> None:
+        """Go back after a recovery to before what the log has lost: nothing below `kept_end`. The queue is from `first` to `end` now.
 
         `stored`: the group's offset, which recovery has lowered if that was beyond the end; None without a group, -1 for none.
         """
         if not kept_end:
-            self.seek(min(self.done if stored is None else max(stored, 0), self.done, end))
+            self.seek(min(max(self.done, first) if stored is None else min(max(stored, 0), self.done), end))
         else:  # what was passed after `kept_end` did not match, but what has come in its place may
             offset, flight = max(kept_end, stored or 0), self.flight
             self.position, flight.delivered_end, flight.done = (
@@ -683,7 +683,7 @@ class SharedAssignment(AssignedQueue):
         self.position = offset
         self.shared.restart(offset)
 
-    def go_back(self, kept_end: int, end: int, stored: int | None) -> None:
+    def go_back(self, kept_end: int, first: int, end: int, stored: int | None) -> None:
         """Continue where the table says, which recovery has cut."""
         self.drop_buffer()
 

@@ -1058,6 +1058,27 @@ def test_messages_in_the_place_of_lost_ones_that_did_not_match_are_given_if_they
     assert consumer.commit() == {0: 17}
 
 
+def test_messages_in_the_place_of_lost_ones_are_given_without_a_group_though_none_has_matched_yet(builder, consume):
+    messages = [builder.put("orders", b"old %d" % number, tags="sent") for number in range(10)]
+    consumer = consume(group=None, tags="paid")
+    assert consumer.pull(timeout_s=0) == [] and consumer.positions == {0: 10}
+    new = cut_at(builder, messages, 7, 10, tags="paid")
+    housekeep(consumer)
+    assert bodies(consumer.pull(20)) == new and consumer.missed == 0
+
+
+def test_messages_that_did_not_match_and_were_deleted_later_are_not_missed_after_a_recovery(builder, consume):
+    segment_bytes = builder.geometry.mapped_file_size_commit_log_bytes
+    while builder.end < segment_bytes:
+        last = builder.put("orders", b"x" * (segment_bytes // 4), tags="sent")
+    consumer = consume(group=None, tags="paid")
+    assert consumer.pull(timeout_s=0) == [] and consumer.positions == {0: last.queue_offset + 1}
+    (builder.root / "commitlog" / f"{0:020}").unlink()
+    raise_epoch(builder.root)
+    housekeep(consumer)
+    assert consumer.pull(timeout_s=0) == [] and consumer.missed == 0
+
+
 def test_a_message_that_was_fetched_and_lost_is_not_given_beside_the_next_engine(tmp_path):
     options = {"mapped_file_size_commit_log_bytes": 1 << 20}
     root = tmp_path / "store"
