@@ -57,7 +57,7 @@ from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mea
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message
-from pyengine.ipc.live_reader import LiveStoreReader, Look, Readiness, open_store
+from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
 from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Pulse, Sleeper
@@ -367,6 +367,9 @@ class Consumer:
             self._owned.callback(self._reader.close)
         self._session: GroupSession | None = None
         try:
+            if self._is_outer and options.start != "first" and not self._reader._wait_for_dispatch(
+                    self._reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S):
+                self._note(f"queues lack messages that were put before: after {DISPATCH_S:g} s they count as new ones")
             self.topic = self._first_topic()
             self._beat: Beat = Beat(_pulse.beats) if outer is None else outer._beat
             path = self._reader.root  # from here on this one store, even if another one comes to be at its path
@@ -1399,7 +1402,8 @@ class Consumer:
         if self._session is None:
             return
         queue_ids = self._in_history(lambda: self._reader.queue_ids(self.topic)) if self._options.queues is None else self._options.queues
-        if not queue_ids and (near := did_you_mean(self.topic, self._reader.topics())):
+        topics = () if queue_ids else self._reader.topics()
+        if topics and self.topic not in topics and (near := did_you_mean(self.topic, topics)):
             self._note(f"{self._reader.name} has no topic {self.topic!r}{near}: it is read once it comes")
         for note in self._session.begin(lambda: {queue_id: self._start(queue_id) for queue_id in queue_ids}):
             self._note(note)

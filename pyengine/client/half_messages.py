@@ -26,7 +26,7 @@ from pyengine.formats.delayed_message import OF_TIMED, timed_properties
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_properties
 from pyengine.formats.small_file import PARSE_ERRORS
-from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader
 from pyengine.results import PutError, PutResult, ReadLevel
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -41,7 +41,6 @@ Outcome = Literal["commit", "rollback"]
 """How a transaction ends."""
 REMOVE_TAG = "d"
 READ_MESSAGES = 256
-DISPATCH_S = 5.0
 FLUSHED_WAIT_S = 5.0
 FLUSHED_POLL_INTERVAL_S = 0.01
 LOCK_NAME = "transactions.lock"

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 ENGINE_CHECK_INTERVAL_S = 1.0   # interval at which a reader looks for a running engine
 WAIT_S_MAX = 1.0                   # longest wait: a process that is killed before it wakes the others loses their wake-up
 FLUSH_WAIT_S = 30.0
+DISPATCH_S = 5.0                   # longest wait until queues and index have what was put
 WITHOUT_ENGINE_POLL_INTERVAL_S = 0.1
 CHECK_TRIES = 20
 HOLD_WAIT_S = 5.0

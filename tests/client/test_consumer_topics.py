@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import subprocess
@@ -159,8 +160,6 @@ def test_a_topic_whose_turn_another_member_keeps_holds_up_no_other(engine, topic
 def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
     put(engine, topics[0], b"old")
     put(engine, "other-" + topics[0], b"of another one")
-    with pyengine.open_store(engine.path) as store:
-        eventually(lambda: store.queue_range(topics[0], 0)[1] == 1, "it is dispatched")
     consumer = consume(re.compile(re.escape(names[0]) + "-[ab]"), from_="last", sharing=sharing)
     assert consumer.topics == topics[:1]
     put(engine, topics[1], b"new")
@@ -171,6 +170,29 @@ def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
     for message in found:
         consumer.retry(message)
     assert names_of(pull(consumer, 2)) == names_of(found) and consumer.topics == topics[:2], "the retry topic is none of them"
+
+
+@pytest.mark.parametrize("group", ["billing", None])
+@pytest.mark.parametrize("chosen", ["new", "old", ["old", "new"], re.compile("new|old")])
+def test_what_was_put_before_a_consumer_of_the_last_is_not_delivered_though_no_queue_has_it_yet(make_engine, monkeypatch, chosen, group):
+    monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 600.0)
+    engine = make_engine()
+    engine.start()
+    before, after = [("old", 0), ("old", 1), ("new", 0)], [("old", 0), ("old", 1), ("old", 2), ("new", 0)]
+    with pyengine.connect(engine.root) as producer:
+        producer.put("old", b"dispatched", queue_id=0)
+        with pyengine.consume(engine.root, "old") as consumer:
+            pull(consumer)
+        pid = engine.suspend("reputter")
+        for topic, queue_id in before:
+            producer.put(topic, b"before", queue_id=queue_id)
+        threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+        with pyengine.consume(engine.root, chosen, group=group, from_="last") as consumer:
+            assert consumer.notes == []
+            for topic, queue_id in after:
+                producer.put(topic, b"after", queue_id=queue_id)
+            found = pull(consumer, sum(topic in consumer.topics for topic, _ in after))
+    assert {message.body for message in found} == {b"after"}
 
 
 def test_pause_of_all_holds_for_a_topic_that_comes_to_match(engine, topics, consume):
