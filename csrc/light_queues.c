@@ -104,6 +104,8 @@ int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queue
     ms_property_routing(properties, properties_bytes, &routing);
     if (routing.multi_dispatch.at == NULL)
         return 0;
+    if (ms_text_equals(own, "SCHEDULE_TOPIC_XXXX", 19) || ms_text_equals(own, "RMQ_SYS_TRANS_HALF_TOPIC", 24))
+        return -EINVAL; /* the further queues would have it at once, and again when it is delivered or committed */
     struct ms_text rest = routing.multi_dispatch, names[MS_LIGHT_QUEUES_MAX], name;
     int32_t queue_ids[MS_LIGHT_QUEUES_MAX];
     int64_t offsets[MS_LIGHT_QUEUES_MAX], new_lmqs = 0;

@@ -26,8 +26,8 @@ int ms_light_has_places(const uint8_t *properties, uint32_t properties_bytes);
 void ms_light_copy_text(struct ms_light_queues *light, const uint8_t *text, uint32_t bytes, int keeps_wait);
 /* Read an entry's property text. 0: it names no queues. 1: `text` is the text to store and `table_slot` has the queues.
  * -ENOSPC: the table has no room for a new queue. -EMSGSIZE: the text became too long. -EDQUOT: too many light queues.
- * -EINVAL: a name is illegal, repeated or the message's own queue, or %LMQ% is not enabled. May be called again for the
- * same entry. */
+ * -EINVAL: a name is illegal, repeated or the message's own queue, %LMQ% is not enabled, or the message waits for its time
+ * or its transaction. May be called again for the same entry. */
 int ms_light_prepare(struct ms_light_queues *light, struct ms_queue_table *queues, const uint8_t *topic,
                      uint32_t topic_bytes, int32_t queue_id, const uint8_t *properties, uint32_t properties_bytes);
 /* Increment the offsets of the named queues, after adding each to the undo list, once the record has its position. */

@@ -234,6 +234,7 @@ static int is_handled_apart(struct ms_text name)
 {
     static const char timer[] = "TIMER_DEL"; /* TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS */
     return ms_text_equals(name, "DELAY", 5) || ms_text_equals(name, "TRAN_MSG", 8) || ms_text_equals(name, "CLUSTER", 7) ||
+           ms_text_equals(name, "INNER_MULTI_DISPATCH", 20) ||
            (name.bytes > (int64_t)sizeof timer && memcmp(name.at, timer, sizeof timer - 1) == 0);
 }
 

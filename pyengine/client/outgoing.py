@@ -162,10 +162,12 @@ class RawMessage:
 def raw_of(message: Message, properties: Mapping[str, str]) -> RawMessage:
     """Return a stored message to be put again, with these properties in the order of the broker's map.
 
-    A host that the log can have and no put, with a negative port, is replaced: otherwise the message would be refused each time.
+    Its second queues have it already, so INNER_MULTI_DISPATCH is left out. A host that the log can have and no put, with a negative
+    port, is replaced: otherwise the message would be refused each time.
     """
+    kept = {name: value for name, value in properties.items() if name not in constants.MULTI_DISPATCH_NAMES}
     return RawMessage(
-        message.topic, message.body, message.queue_id, map_text(properties), message.flag, message.sys_flag,
+        message.topic, message.body, message.queue_id, map_text(kept), message.flag, message.sys_flag,
         message.born_timestamp_ms, _host(message.born_host), _host(message.store_host), message.reconsume_times)
 
 
@@ -260,10 +262,10 @@ def property_text(name: str, value: str, what: str) -> str:
 
 
 def _light_queues(names: str) -> None:
-    """Raise RefusedError unless every name in INNER_MULTI_DISPATCH can be a queue's name."""
+    """Raise RefusedError unless a program may put to every topic that INNER_MULTI_DISPATCH names."""
     for name in names.split(constants.MULTI_DISPATCH_SEPARATOR):
         try:
-            topic_bytes(name)
+            put_topic_bytes(name)
         except RefusedError as refused:
             raise RefusedError(f"a queue in {constants.PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}", refused.status) from None
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.errors import ConfigError, FormatError
 from pyengine.formats.constants import (
+    MULTI_DISPATCH_NAMES,
     PROPERTY_DELAY,
     PROPERTY_DELIVER_AT,
     PROPERTY_REAL_QUEUE_ID,
@@ -53,7 +54,7 @@ TIMER_PROPERTIES = {PROPERTY_TIMER_DELAY_SEC: (1000, True), PROPERTY_TIMER_DELAY
 _JAVA_LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 LATE_MS_MAX = 1000  # how late a message with a delivery time of its own may be, if a level fits
 _NO_TARGETS = frozenset(("", TIMER_TOPIC, SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC, TRANSACTION_OP_TOPIC, TRANSACTION_DISCARD_TOPIC))
-_OF_LEVEL = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID)
+_OF_LEVEL = {PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID}
 OF_TIMED = (PROPERTY_DELIVER_AT, PROPERTY_TIMED_TOPIC, PROPERTY_TIMED_QUEUE_ID, PROPERTY_TIMED_FIRST)
 _FIRST = re.compile(r"([0-9]{19})-([0-9]{13})", re.ASCII)
 _TIME_DIGITS_MAX = 19
@@ -204,7 +205,8 @@ def delivery_of(message: Message, now_ms: int = 0, delays_ms: Sequence[int] = ()
     queue_id = _queue_id(queue_text)
     if queue_id is None:
         return f"{PROPERTY_REAL_QUEUE_ID} {queue_text[:32]!r} is not a queue"
-    return Delivery(topic, queue_id, encode_properties({name: properties[name] for name in hash_map_order(properties)}))
+    return Delivery(topic, queue_id, encode_properties({
+        name: properties[name] for name in hash_map_order(properties) if name not in MULTI_DISPATCH_NAMES}))
 
 
 def _timed_delivery(message: Message, now_ms: int, delays_ms: Sequence[int]) -> Delivery | str:
@@ -214,7 +216,7 @@ def _timed_delivery(message: Message, now_ms: int, delays_ms: Sequence[int]) -> 
     deliver_at_ms = _number(properties.get(PROPERTY_DELIVER_AT, ""), _TIME_DIGITS_MAX, INT64_MAX)
     if topic in _NO_TARGETS or queue_id is None or deliver_at_ms is None:
         return f"it does not say which topic, which queue and when ({PROPERTY_DELIVER_AT})"
-    rest = {name: properties[name] for name in hash_map_order(properties) if name not in _OF_LEVEL}
+    rest = {name: properties[name] for name in hash_map_order(properties) if name not in _OF_LEVEL | MULTI_DISPATCH_NAMES}
     if deliver_at_ms > now_ms:
         if PROPERTY_TIMED_FIRST in rest:  # of an earlier version it may have no room for it
             rest[PROPERTY_TIMED_FIRST] = DelayedId.of(message).text

@@ -238,7 +238,6 @@ class Sends:
     def send(self, request: Request) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         """Put one message or a batch, and answer later; a put that waits for a topic or a session does not delay others."""
         sent = _Sent(request)
-        _check_topic(sent.topic)
         topic = self._names.recent_topic(sent.topic)
         is_large = sent.is_batch and len(request.frame.body) > LARGE_BATCH_BYTES
         needs_halves = sent.is_half and not self._takes_halves
@@ -312,7 +311,6 @@ class Sends:
     async def send_reply(self, request: Request) -> Answer:
         """Forward a reply to the producer that waits for it, which the answer's code is about, and store it in the reply topic."""
         sent = _Sent(request)
-        _check_topic(sent.topic)
         if len(request.frame.body) > self._reader.config.max_message_size_bytes:
             return Answer(codes.MESSAGE_ILLEGAL, self._limit, REGION)
         stored: PutResult | None = None
@@ -479,7 +477,7 @@ class Sends:
 
 
 class _Sent:
-    """The header of a send, with long or short names; WireError for wrong numbers."""
+    """The header of a send, with long or short names; WireError for wrong numbers, RequestRefusedError for topics."""
 
     __slots__ = ("connection", "topic", "default_topic", "default_queue_nums", "queue_id", "sys_flag", "born_timestamp_ms", "flag",
                  "properties", "reconsume_times", "max_reconsume_times", "is_of_unit", "is_batch", "is_half")
@@ -514,6 +512,14 @@ class _Sent:
         self.is_half = (self.properties.get(constants.PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
                         and not (self.reconsume_times > 0 and self.properties.get(constants.PROPERTY_DELAY, "0") != "0"))
         self.is_batch = frame.code == codes.SEND_BATCH_MESSAGE or request.flag(names["batch"])
+        _check_topic(self.topic)
+        # A copy of a message, which its second queues have already; a reply is stored as it is.
+        if self.topic.startswith(RETRY_PREFIX) and frame.code not in (codes.SEND_REPLY_MESSAGE, codes.SEND_REPLY_MESSAGE_V2):
+            self.properties.pop(constants.PROPERTY_INNER_MULTI_DISPATCH, None)
+        if constants.PROPERTY_INNER_MULTI_DISPATCH in self.properties:
+            for name in self.properties[constants.PROPERTY_INNER_MULTI_DISPATCH].split(constants.MULTI_DISPATCH_SEPARATOR):
+                _check_topic(name)
+                request.require(name, PUB)
 
 
 def _names_of(request: Request) -> Mapping[str, str]:

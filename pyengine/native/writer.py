@@ -71,7 +71,8 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_MALFORMED: "the producer's ring held an entry that contradicts itself: its session was closed",
     lib.MS_REFUSED_TOO_LARGE: "put_many makes records of more than 256 MiB in sum (each has topic and properties): split it",
     lib.MS_REFUSED_LIGHT_QUEUE_NAME: "a name in INNER_MULTI_DISPATCH is not a topic's name, is there twice, is the message's "
-    "own queue, is one of more than 64, or begins with %LMQ% in a store without enable_lmq",
+    "own queue, is one of more than 64, or begins with %LMQ% in a store without enable_lmq; or the message is delayed or one of a "
+    "transaction",
     lib.MS_REFUSED_LIGHT_QUEUE_PLACE: "several messages cannot have INNER_MULTI_QUEUE_OFFSET, which is the store's own: leave it out, or "
     "put them singly",
     lib.MS_REFUSED_LIGHT_QUEUES_FULL: "there are as many light queues as max_lmq_consume_queue_num allows",

@@ -276,6 +276,12 @@ def test_a_topic_that_cannot_be_is_refused_and_not_entered(engine, producer, cal
     assert "T/x" not in TopicConfigs(engine.path).read().rows
 
 
+@pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "a@b", "a\tb", ""])
+def test_a_second_queue_is_of_a_topic_to_which_a_program_may_put(producer, name):
+    with pytest.raises(PutRefusedError, match="a queue in INNER_MULTI_DISPATCH: the topic"):
+        producer.put("T", b"", properties={"INNER_MULTI_DISPATCH": f"other,{name}"})
+
+
 def test_a_queue_and_a_key_exclude_each_other(producer):
     with pytest.raises(UsageError, match="exclude"):
         producer.put("T", b"", queue_id=0, sharding_key="a")

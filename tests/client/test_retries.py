@@ -24,7 +24,7 @@ from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, fitting,
 from pyengine.errors import EngineError, EngineUnavailableError, UsageError
 from pyengine.formats.constants import PROPERTIES_BYTES_MAX
 from pyengine.formats.record import Message, decode_properties
-from pyengine.results import PutError, PutStatus
+from pyengine.results import PutError, PutRefusedError, PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -167,6 +167,25 @@ def test_many_short_properties_lose_as_few_as_necessary():
     assert lost.endswith(" more") and len(lost) < 200
     kept, _ = fitting({"KEYS": "k" * 20_000, "TAGS": "t" * 20_000, "RETRY_TOPIC": "T"})
     assert kept.keys() == {"KEYS", "RETRY_TOPIC"} or kept.keys() == {"TAGS", "RETRY_TOPIC"}
+
+
+def test_no_copy_of_a_message_enters_its_second_queues(tmp_path):
+    second = {"INNER_MULTI_DISPATCH": "copies"}
+    with (pyengine.Engine(tmp_path / "store", enable_multi_dispatch=True, **SMALL) as engine, engine.connect() as producer,
+          pyengine.consume(engine.path, "feed", group="g", auto_commit=False) as consumer):
+        producer.put("feed", b"fed", properties=second)
+        consumer.retry(*pull(consumer), delay_s=0)
+        (again,) = pull(consumer)
+        consumer.retry(again, delay_level=-1)
+        eventually(lambda: pyengine.DeadLetters(engine.path).requeue("g") == 1, "the dead letter is put back")
+        assert pull(consumer)[0].body == b"fed"
+        for options in ({"delay_level": 1}, {"deliver_at": datetime.timedelta(seconds=1)}):
+            with pytest.raises(PutRefusedError, match="INNER_MULTI_DISPATCH.*or the message is delayed or one of a transaction"):
+                producer.put("feed", b"late", properties=second, **options)
+        with pytest.raises(PutRefusedError, match="or one of a transaction"), producer.transaction(group="g") as tx:
+            tx.put("feed", b"half", properties=second)
+        with engine.open_store() as store:
+            assert [message.body for message in store.get_message("copies", 0, 0, level="committed").messages] == [b"fed"]
 
 
 # --- there and back -------------------------------------------------------------------------------

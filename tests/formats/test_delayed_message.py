@@ -122,6 +122,15 @@ def test_properties_that_a_reader_would_not_see_are_left_out_of_the_new_text():
     assert "TAGS" not in made.properties_text and not made.properties_text.endswith("\x02")
 
 
+@pytest.mark.parametrize("now_ms", [0, 100])
+@pytest.mark.parametrize("topic", ["orders", TIMER_TOPIC])
+def test_a_delivery_enters_no_second_queue(topic, now_ms):
+    text = (f"REAL_TOPIC\x01{topic}\x02REAL_QID\x010\x02DELAY\x011\x02INNER_MULTI_DISPATCH\x01copies\x02INNER_MULTI_QUEUE_OFFSET\x010"
+            "\x02__PYENGINE_DELIVER_AT\x0150\x02__PYENGINE_TOPIC\x01orders\x02__PYENGINE_QID\x010")
+    delivery = delivery_of(Message(SCHEDULE_TOPIC, b"x", 0, 0, 0, 200, text), now_ms, DEFAULT_DELAYS_MS)
+    assert isinstance(delivery, Delivery) and "INNER_MULTI" not in delivery.properties_text
+
+
 def test_a_message_is_named_after_its_first_record():
     first = replace(message(REAL_TOPIC=TIMER_TOPIC, REAL_QID="0", **TIMED, __PYENGINE_FIRST=DelayedId(0, 0).text),
                     physical_offset=77, store_timestamp_ms=1_700_000_000_000)

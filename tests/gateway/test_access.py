@@ -588,6 +588,14 @@ def test_a_transaction_is_ended_only_with_the_right_of_its_topic(guarded):
         assert (ended.code, ended.remark) == (codes.SYSTEM_ERROR if outcome else codes.SUCCESS, outcome)
 
 
+def test_a_second_queue_needs_the_right_of_its_topic(guarded):
+    client = guarded.broker()
+    for code in (codes.SEND_MESSAGE_V2, codes.SEND_REPLY_MESSAGE_V2):
+        answer = ask(client, code, send_fields("writes", 0, "INNER_MULTI_DISPATCH\x01both,reads"), b"forged", account=USER)
+        assert (answer.code, answer.remark) == (codes.SYSTEM_ERROR, REFUSED + "No default permission for topic:reads")
+    assert ask(client, codes.SEND_MESSAGE_V2, send_fields("writes", 0, "INNER_MULTI_DISPATCH\x01both"), account=USER).code == codes.SUCCESS
+
+
 def test_a_producer_is_asked_only_with_the_right_of_the_topic(guarded):
     """Any account may name any producer group in its heartbeat."""
     clients, beat = [guarded.broker(), guarded.broker()], {"clientID": "me", "producerDataSet": [{"groupName": "watched"}]}

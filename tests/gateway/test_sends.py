@@ -130,6 +130,12 @@ def test_a_one_way_message_is_stored_without_an_answer(served, topic):
     assert client.is_silent()
 
 
+def test_a_message_that_an_ordered_consumer_sends_again_enters_no_second_queue(served, topic):
+    text = "INNER_MULTI_DISPATCH\x01other\x02DELAY\x011"
+    assert served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(f"%RETRY%{topic}", 0, text, j=1, l=16), b"again").code == codes.SUCCESS
+    assert "INNER_MULTI_DISPATCH" not in stored(served, f"%RETRY%{topic}", 0, 0).properties
+
+
 def test_a_batch_is_stored_whole_with_all_its_ids(served, topic):
     members = [BatchMember(b"%d" % number, 0, f"KEYS\x01k{number}\x02WAIT\x01true") for number in range(5)]
     answer = served.broker().ask(codes.SEND_BATCH_MESSAGE, send_fields(topic, 1, "WAIT\x01true", m="true"), encode_batch(members))
@@ -240,6 +246,9 @@ REFUSED = {
     "a long name": ({"b": "x" * 128}, b"x", codes.SYSTEM_ERROR, "The specified topic is longer"),
     "a system topic": ({"b": "SCHEDULE_TOPIC_XXXX"}, b"x", codes.NO_PERMISSION, "Sending message to topic[SCHEDULE_TOPIC_XXXX]"),
     "the timer's topic": ({"b": "RMQ_SYS_PYENGINE_TIMER"}, b"x", codes.NO_PERMISSION, "Sending message to topic[RMQ_SYS_PYENGINE_TIMER]"),
+    "a system topic's queue": ({"i": "INNER_MULTI_DISPATCH\x01other,RMQ_SYS_TRANS_OP_HALF_TOPIC"}, b"x", codes.NO_PERMISSION,
+                               "Sending message to topic[RMQ_SYS_TRANS_OP_HALF_TOPIC]"),
+    "a second queue's bad characters": ({"i": "INNER_MULTI_DISPATCH\x01a@b"}, b"x", codes.SYSTEM_ERROR, "illegal characters"),
     "long properties": ({"i": "k\x01" + "v" * 33_000}, b"x", codes.MESSAGE_ILLEGAL, "the message is illegal, maybe msg body"),
     "properties longer than a header was": ({"i": "k\x01" + "v" * 70_000}, b"x", codes.MESSAGE_ILLEGAL, "the message is illegal"),
     "properties of quotes": ({"i": "k\x01" + '"' * 33_000}, b"x", codes.MESSAGE_ILLEGAL, "the message is illegal"),
@@ -254,6 +263,7 @@ REFUSED = {
 @pytest.mark.parametrize("changes, body, code, remark", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED])
 def test_a_refused_send_has_the_brokers_answer(served, topic, changes, body, code, remark):
     client = served.broker()
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic), b"after which C serves plain sends").code == codes.SUCCESS
     answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic) | changes, body)
     assert answer.code == code and remark in answer.remark
     assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic), b"the next one").code == codes.SUCCESS

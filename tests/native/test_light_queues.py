@@ -93,6 +93,13 @@ def test_several_messages_with_places_of_their_own_making_are_refused(kind, text
         rig.close()
 
 
+@pytest.mark.parametrize("topic", [b"SCHEDULE_TOPIC_XXXX", b"RMQ_SYS_TRANS_HALF_TOPIC"])
+def test_a_message_that_waits_for_its_time_or_its_transaction_takes_no_place(rig, topic):
+    rig, producer = rig
+    assert put(rig, producer, f"{NAMES}\x01other", topic=topic) == (PutStatus.MESSAGE_ILLEGAL, -1)
+    assert offset(rig, "other") is None and rig.wrote() == 0
+
+
 def test_without_multi_dispatch_places_are_left_out_and_all_else_stays():
     rig = WriterRig()
     try:
