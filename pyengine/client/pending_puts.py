@@ -43,7 +43,9 @@ CLOSE_SILENCE_MAX_NS = 2_000_000_000
 _SLICE_NS = 50_000_000
 _LATE = "submitted, but not answered in time: it may or may not be stored"
 LOST = "submitted by the parent of this process: it may or may not be stored"
+NO_THREAD = "this process can have no more threads now (ulimit -u, pids.max, memory)"
 _inherited: list[object] = []  # of the parents of a forked child
+_LOOP_POLL_INTERVAL_S = 0.005
 _AWAIT_LOOKS = 3  # rounds of the event loop in which an awaited put looks for its answer, before a thread waits for it
 PutOutcome: TypeAlias = PutResult | PutManyResult
 Result = TypeVar("Result", bound=PutOutcome)
@@ -158,17 +160,20 @@ class LoopPuts:
                 self._ask()
 
     def _ask(self) -> None:
-        """Let the answers' thread wake the loop when the first future is over."""
+        """Let the answers' thread wake the loop when the first future is over; without that thread the loop looks again soon."""
         while self._open:
             future, then = self._open[0]
             owner = future._owner
             if owner is not None:
-                self._is_asking = True
-                owner.ask(future, self)
+                if owner.start():
+                    owner.ask(future, self)
+                else:
+                    self._loop.call_later(_LOOP_POLL_INTERVAL_S, self._woken)
+                self._is_asking = True  # last: an exception of a signal handler leaves it unset
                 return
-            self._open.popleft()  # it waits for room in the ring, or is over
-            future.add_done_callback(partial(self._tell, then))
-        self._is_asking = False
+            with contextlib.suppress(RuntimeError):  # it has an owner by now, and no thread can be had
+                future.add_done_callback(partial(self._tell, then))  # it waits for room in the ring, or is over
+                self._open.popleft()
         self._forget()
 
     def _tell(self, then: Callable[[PutFuture[Any]], object], future: PutFuture[Any]) -> None:
@@ -210,18 +215,21 @@ class _OrderedThread:
         elif self._is_done:
             self._handle_rest()
 
-    def start(self) -> None:
-        """Start the thread if there is none, so that entries added from now on are handled."""
+    def start(self) -> bool:
+        """Start the thread if there is none, and return whether that succeeds: entries are handled from then on.
+
+        Otherwise those that are added wait for the next call, or for end().
+        """
         if self._ident:
-            return
+            return True
         with self._starting:
             if not self._is_started:
-                # If no thread can be started, the entry, which is submitted already, waits until the next one is added or
-                # until end(). Thread.start() is not used, since an exception of a signal handler in it ends the new thread.
-                # Here such an exception may come between the two lines: then a second thread is started, which ends at once.
+                # Thread.start() is not used, since an exception of a signal handler in it ends the new thread. Here such
+                # an exception may come between the two lines: then a second thread is started, which ends at once.
                 with contextlib.suppress(RuntimeError):
                     _thread.start_new_thread(self._run, ())
                     self._is_started = True
+            return self._is_started
 
     def _run(self) -> None:
         if not self._running.acquire(blocking=False):
@@ -328,8 +336,9 @@ class PendingPuts(_OrderedThread):
             self._session.end_as_replaced()
 
     def ready(self) -> Callable[[tuple[Any, ...]], None]:
-        """Start the thread; return the function that gives it (future, None), which does not run Python."""
-        self.start()
+        """Start the thread; return the function that gives it (future, None), which does not run Python. RuntimeError without one."""
+        if not self.start():
+            raise RuntimeError(NO_THREAD)
         return self._entries.put
 
     def unknown(self, kind: int, topic: str, queue_id: int, is_lost: int) -> PutOutcome:

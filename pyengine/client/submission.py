@@ -19,6 +19,7 @@ from pyengine import arguments
 from pyengine._front import Lock, SubmitterFront
 from pyengine.client.outgoing import RefusedError
 from pyengine.client.pending_puts import (
+    NO_THREAD,
     POLL_INTERVAL_NS,
     PendingPuts,
     PutContext,
@@ -244,17 +245,18 @@ class Submitter(SubmitterFront):
         def submit() -> PutOutcome | bool:
             return self._until_submitted(entry, future, deadline_ns, limit_s)
 
+        found: PutOutcome | bool = False
         if self.may_wait():
             found = submit()
-        else:
-            if self._queued.waiting or self._opening.locked() or self.lock.locked():
-                return self._queued.add(submit, future, entry.context)
+        elif not (self._queued.waiting or self._opening.locked() or self.lock.locked()):
             with self.lock:
                 found = self._is_current(entry) and not self.closed_ns and self._submit_now(entry, future, 0)
-            if found is False:
+        if found is False:
+            if self._pending.start() and self._queued.start():
                 return self._queued.add(submit, future, entry.context)
+            found = refusal(entry.context, PutStatus.SERVICE_NOT_AVAILABLE, f"it has to wait, but {NO_THREAD}; nothing was submitted")
         if found is not True:
-            future.set_result(cast(PutOutcome, found))
+            future.set_result(found)
         return future
 
     def _resolved(self, result: PutOutcome) -> PutFuture[Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
 from fix_client import awaiting_loops, submitter
+from pyengine.client import pending_puts
 from pyengine.client.outgoing import RawMessage
 from pyengine.client.pending_puts import LoopPuts
 from pyengine.formats.record import BatchMember
@@ -48,6 +51,21 @@ def stopped(parts):
     yield stop
     for resume in resumes:
         resume()
+
+
+@pytest.fixture
+def without_threads(monkeypatch):
+    """A function that makes a context in which no thread can be started."""
+    def start(run, arguments):
+        raise RuntimeError("can't start new thread")
+
+    @contextlib.contextmanager
+    def none_can_be_had():
+        with monkeypatch.context() as patched:
+            patched.setattr(pending_puts, "_thread", SimpleNamespace(start_new_thread=start))
+            yield
+
+    return none_can_be_had
 
 
 async def until(check, what: str) -> None:
@@ -385,3 +403,48 @@ def test_puts_with_options_are_answered_together_too(parts, producer, stopped, o
         assert len(wakes) <= 30
 
     asyncio.run(run())
+
+
+def test_awaited_puts_get_their_results_while_and_after_no_thread_can_be_had(producer, stopped, without_threads):
+    async def slow_put() -> PutResult:
+        resume = stopped(native.WRITER)
+        putting = asyncio.create_task(put(producer))
+        await until(lambda: awaiting_loops(producer), "the put waits")
+        resume()
+        return await asyncio.wait_for(putting, scaled_timeout_s(60))
+
+    async def run() -> list[PutResult]:
+        with without_threads():
+            found = [await slow_put(), await slow_put()]
+        return [*found, await slow_put()]
+
+    assert [result.queue_offset for result in asyncio.run(run())] == [1, 2, 3]
+
+
+def test_a_put_that_has_to_wait_for_room_without_a_thread_is_refused(make_parts, stopped, without_threads):
+    parts = make_parts()  # with a small ring
+
+    async def run(producer) -> list[PutResult]:
+        resume = stopped(native.WRITER, parts)
+        with without_threads():
+            futures = [producer.put_async("T", bytes(300)) for _ in range(400)]
+            refused = [future.result(0) for future in futures if future.done()]
+        assert refused and {result.status for result in refused} == {PutStatus.SERVICE_NOT_AVAILABLE}
+        assert "threads" in refused[0].reason and not any(result.indeterminate for result in refused)
+        resume()
+        stored = await asyncio.wait_for(asyncio.gather(*futures), scaled_timeout_s(60))
+        assert sum(result.ok for result in stored) == 400 - len(refused)
+        return await asyncio.gather(*(put(producer, bytes(300)) for _ in range(400)))
+
+    with parts.producer() as producer:
+        assert all(result.ok for result in asyncio.run(run(producer)))
+
+
+def test_a_callback_for_which_no_thread_can_be_had_is_refused_and_can_be_added_later(producer, stopped, without_threads):
+    resume, called = stopped(native.WRITER), []
+    future = producer.put_async("T", b"x")
+    with without_threads(), pytest.raises(RuntimeError, match="threads"):
+        future.add_done_callback(called.append)
+    future.add_done_callback(called.append)
+    resume()
+    eventually(lambda: called == [future], "the callback")
