@@ -295,6 +295,20 @@ def test_a_log_folder_that_the_stores_user_cannot_write_is_refused_by_root(tmp_p
 
 
 @pytest.mark.root
+def test_a_first_start_of_root_refuses_a_log_folder_that_the_next_could_not_use(tmp_path, make_engine):
+    engine, log = make_engine(), tmp_path / "disk" / "log"
+    engine.root.mkdir()
+    os.chown(engine.root, NOBODY, NOBODY)
+    with pytest.raises(EngineError, match=f"belongs to user 0, and the store to user {NOBODY}, .*`chown {NOBODY} {log}`"):
+        engine.start(store_path_commit_log=str(log))
+    os.chown(log, NOBODY, NOBODY)
+    for _ in range(2):
+        engine.start()
+        assert engine.stop()
+    assert {path.stat().st_uid for path in (log, *log.iterdir())} == {NOBODY}
+
+
+@pytest.mark.root
 def test_a_log_folder_that_may_not_be_written_gets_no_segment():
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

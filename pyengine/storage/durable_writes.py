@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pyengine.errors import DiskError, FlushError, InvariantError, disk_error, disk_errors, flush_error
+from pyengine.errors import ConfigError, DiskError, FlushError, InvariantError, disk_error, disk_errors, flush_error
 from pyengine.formats.paths import Root, log_folders
 from pyengine.formats.small_file import closed_on_error, opened, read_small_file
 from pyengine.native.failpoints import failpoint
@@ -229,8 +229,16 @@ def make_folders(folder: Path | str, *, is_synced: bool = True, is_given: bool =
 
 
 def make_log_folder(root: str | os.PathLike[str], folder: Path) -> None:
-    """Create a folder of the log of the store at `root`, which may be elsewhere, as make_folders does; one of root's store stays root's."""
-    make_folders(folder, is_given=bool(os.stat(root).st_uid))
+    """Create a folder of the log of the store at `root`, which may be elsewhere, as make_folders does; one of root's store stays root's.
+
+    ConfigError, as root, if the store's user could not write there.
+    """
+    owner = os.stat(root).st_uid
+    make_folders(folder, is_given=bool(owner))
+    status = os.stat(folder)
+    if os.geteuid() == 0 and status.st_uid != owner and not status.st_mode & 0o022:
+        raise ConfigError(f"{folder} belongs to user {status.st_uid}, and the store to user {owner}, who could not write there: "
+                          f"`chown {owner} {folder}`, then try again")
 
 
 def open_shared_file(path: Path) -> int:
