@@ -429,13 +429,13 @@ class _SharedEngine:
         """Wait until the engine has stopped, or another process uses it."""
         if not self._ends_with_users:
             return
-        while not self._lock.has_users and native.SUPERVISOR in living_kinds(self._root, 1):
+        while not (is_used := self._lock.has_users) and native.SUPERVISOR in living_kinds(self._root, 1):
             if time.monotonic() > deadline_s:
                 raise _still_stopping(self._root, supervisor_pid(self._root) or 0, timeout_s)
             time.sleep(POLL_INTERVAL_S)
         loss = store.loss() if store is not None else None
         is_unclean = abort_file_exists(self._root)
-        if self._lock.has_users:
+        if is_used or self._lock.has_users:  # the others may have left meanwhile, and wait for the end themselves
             return
         if loss:
             raise EngineError(f"the engine on {self._root} has ended: {loss.sentence}")

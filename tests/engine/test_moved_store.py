@@ -34,13 +34,22 @@ def wait_ended(pid: int) -> None:
 
 
 def put_until_refused(producer, bodies: list[bytes], first: int = 0) -> str:
-    """Put until a put is refused; adds what was acknowledged to `bodies`, returns the reason."""
+    """Put until a put is refused; adds what was acknowledged to `bodies`, returns the reason.
+
+    The session may close while a put waits for its answer, as it does for the last one of an engine that ends.
+    """
     for number in range(first, 1_000_000):
         result = producer.put("T", b"%06d" % number, queue_id=0, timeout_s=20)
-        if not result.ok:
+        if result.ok:
+            bodies.append(b"%06d" % number)
+        elif not result.indeterminate:
             return result.reason
-        bodies.append(b"%06d" % number)
     raise AssertionError("no put was refused")
+
+
+def until_refused(bodies: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """What is stored after put_until_refused(): without the put that may have had no answer, or with it."""
+    return bodies, [*bodies, b"%06d" % len(bodies)]
 
 
 def put_another_in_its_place(engine, make_engine, messages: int, **settings):
@@ -64,17 +73,17 @@ def test_what_was_acknowledged_is_in_the_moved_store_and_the_engine_ends_in_orde
         assert producer.put("T", b"x", queue_id=1).ok
         engine.root = root.rename(root.with_name("moved"))
         reason = put_until_refused(producer, bodies)
-        assert "moved" in reason, reason
+        assert "moved" in reason or f"{root}, which does not exist" in reason, reason
         wait_ended(supervisor)
         assert f"{root}, which does not exist" in producer.put("T", b"y", timeout_s=1).reason
     assert len(bodies) * 100 > SEGMENT, "segments were made after the move"
     assert not root.exists() and not (engine.root / "abort").exists()
     log = engine.log()
     assert "STORE_LOST" in log and f"which are in {engine.root}" in log and "ENGINE_STOPPED" in log and "STOP_UNCLEAN" not in log
-    assert stored(engine) == bodies
+    assert stored(engine) in until_refused(bodies)
     outcome = engine.start()
     assert "normal path" in outcome["recovery"]
-    assert stored(engine) == bodies
+    assert stored(engine) in until_refused(bodies)
     engine.stop()
 
 
@@ -93,7 +102,7 @@ def test_a_new_store_at_the_old_path_is_not_touched(make_engine):
     assert (root / "abort").exists() and set(other.pids()) >= {"supervisor", "writer", "flusher"}
     assert stored(other) == theirs and "STORE_LOST" not in other.log()
     assert other.stop() and stored(other) == theirs
-    assert stored(engine) == bodies and not (engine.root / "abort").exists()
+    assert stored(engine) in until_refused(bodies) and not (engine.root / "abort").exists()
 
 
 def test_a_producer_follows_a_copy_that_took_the_stores_place(make_engine):
@@ -193,7 +202,7 @@ def test_a_renamed_parent_is_a_move(make_engine, tmp_path):
         engine.root = tmp_path / "renamed" / "store"
         put_until_refused(producer, bodies)
     wait_ended(supervisor)
-    assert stored(engine) == bodies and not parent.exists()
+    assert stored(engine) in until_refused(bodies) and not parent.exists()
 
 
 def test_a_link_to_the_store_that_leads_elsewhere_ends_the_engine_and_one_that_leads_back_does_not(make_engine, tmp_path):
@@ -232,7 +241,7 @@ def test_a_folder_of_the_log_on_another_disk_is_moved(make_engine, tmp_path):
     assert f"{outside} does not lead to this store's files any more, which are in {tmp_path / 'moved' / 'log'}" in engine.log()
     assert not outside.exists() and not (engine.root / "commitlog").exists()
     (tmp_path / "moved").rename(tmp_path / "disk")
-    assert stored(engine) == bodies and not (engine.root / "abort").exists()
+    assert stored(engine) in until_refused(bodies) and not (engine.root / "abort").exists()
 
 
 @pytest.mark.root
@@ -251,7 +260,7 @@ def _mount_over(make_engine) -> None:
         wait_ended(supervisor)
         assert os.listdir(engine.root) == []
     subprocess.run(["umount", str(engine.root)], check=True)
-    assert stored(engine) == bodies and "ENGINE_STOPPED" in engine.log()
+    assert stored(engine) in until_refused(bodies) and "ENGINE_STOPPED" in engine.log()
 
 
 def test_workers_without_a_supervisor_end_by_themselves(make_engine):

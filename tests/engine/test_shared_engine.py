@@ -176,6 +176,30 @@ def test_processes_that_come_at_the_same_time_start_one_engine(engine, root, mak
     wait_stopped(root)
 
 
+def test_one_that_leaves_others_does_not_take_their_stop_for_its_own(root, monkeypatch):
+    """The others leave just after the look that has found them, and their engine has not stopped yet."""
+    first, second = share(root).start(), share(root).start()
+    has_users, leaving = SharingLock.has_users.fget, threading.Thread(target=second.stop)
+    looker = threading.get_ident()
+
+    def look(lock):
+        found = has_users(lock)
+        if found and threading.get_ident() == looker and leaving.ident is None:
+            os.kill(supervisor_pid(root), signal.SIGSTOP)
+            leaving.start()
+            eventually(lambda: not has_users(lock), "the other one has left")
+        return found
+
+    monkeypatch.setattr(SharingLock, "has_users", property(look))
+    pid = first.pid
+    try:
+        first.stop()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        leaving.join()
+    wait_stopped(root)
+
+
 def test_last_ones_out_and_next_ones_in_lose_nothing(engine, root, rng):
     """Each round some leave while others come, so that engines stop and start under their users' hands."""
     puts, failed = [0] * 4, []
@@ -327,7 +351,8 @@ def test_an_engine_of_pyengine_start_is_used_and_not_stopped(root):
     assert living_kinds(root) == []
 
 
-def test_an_engine_that_pyengine_start_takes_over_is_not_stopped(root):
+def test_an_engine_that_pyengine_start_takes_over_is_not_stopped(root, monkeypatch):
+    monkeypatch.setattr(embedded, "LOOK_INTERVAL_S", 3600.0)  # it does not start one first
     with share(root) as shared, shared.connect() as producer:
         end_supervisor(root, load_config(root, {}))
         assert start_engine(root, SMALL)["adopted"]
