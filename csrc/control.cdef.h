@@ -10,7 +10,7 @@
  * lines, because the prefetcher loads adjacent lines in pairs).
  */
 #define MS_LINE_BYTES 128
-#define MS_CONTROL_LAYOUT_VERSION 15
+#define MS_CONTROL_LAYOUT_VERSION 16
 #define MS_SESSION_SLOTS 1024
 #define MS_UNDO_MAX 4096
 #define MS_POOL_BUFFERS_MAX 64
@@ -190,7 +190,8 @@ struct ms_writer_lines {
     uint64_t intended_pass;      /* pass that intent_end belongs to */
     uint64_t bus_errors;         /* stores into a mapped segment that failed: unless 0 the writer uses pwrite instead */
     uint32_t is_beside_producer; /* 1: the last pass ran on its producer's CPU */
-    int8_t pad[44];
+    int64_t ordered_from;        /* of a master's records: the last one that has a lower store time than one before it */
+    int8_t pad[32];
 };
 
 struct ms_allocator_line {

@@ -68,9 +68,11 @@ int ms_raw_append(struct ms_writer *writer, const struct ms_taken *taken, struct
         struct ms_record record;
         int64_t bytes = ms_get_i32(at);
         if (ms_record_parse(at, end - at, &record) == MS_CASE_MESSAGE) {
-            /* The master's clock, which must not step back, like the own clock. */
-            if (record.store_timestamp_ms > writer->store_timestamp_ms)
+            /* The master's clock, which may step back; own puts continue at the highest time. */
+            if (record.store_timestamp_ms >= writer->store_timestamp_ms)
                 writer->store_timestamp_ms = record.store_timestamp_ms;
+            else
+                ms_store_relaxed(&writer->control->writer.ordered_from, writer->position);
             writer->put_messages++;
             what->count++;
         }

@@ -614,7 +614,8 @@ def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Pro
         failpoint("restore_segment_made")
     identity = ensure_engine_id(root)
     if manifest.verified_from is not None:
-        WATERMARK.write(root, DurableWatermark(str(identity.uuid), raise_epoch(root), manifest.end, manifest.verified_from))
+        WATERMARK.write(root, DurableWatermark(
+            str(identity.uuid), raise_epoch(root), manifest.end, manifest.verified_from, ordered_from=manifest.end))
 
 
 def _complete(root: Path, settings: EngineSettings, progress: Progress) -> tuple[RebuildReport | None, CheckReport | None, str]:

@@ -262,7 +262,7 @@ class Message:
     """The producer's clock."""
     born_host: str = "127.0.0.1:0"
     store_timestamp_ms: int = 0
-    """The writer's clock, never decreasing."""
+    """The writer's clock."""
     store_host: str = "127.0.0.1:10911"
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0

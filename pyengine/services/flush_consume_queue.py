@@ -70,9 +70,13 @@ class FlushConsumeQueueService(Service):
         self.take_settings(config)
         self._watermark_due_ns = 0
         self._checkpoint = read_checkpoint(context.store.root)
-        self._watermark = (-1, 0)
+        self._written = read_watermark(context.store.root).watermark
         self._waiting = native.committed_slot(self._control)  # an earlier end of the log, kept until it is flushed, and its time
-        self._adopted = AdoptedLog(context.store, self._unread_end(),
+        own, flushed = self._written, native.load_position(self._control.flushed)
+        if own is None or own.uuid != str(self._memory.store_uuid):  # this engine has read nothing of the log yet
+            own = DurableWatermark("", 0, flushed, flushed, flushed)
+        self._ordered_from = own.ordered_from
+        self._adopted = AdoptedLog(context.store, own.verified_from,
                                    lambda: native.load_position(self._control.min_offset), context.report)
         self._topics = TopicConfigs(context.store.root)
         self._topics_blocked = BlockedReason(context.report)
@@ -89,13 +93,6 @@ class FlushConsumeQueueService(Service):
     def blocked_reason(self) -> str:
         """Why files cannot be written; if they can, why the log from before this engine cannot be read, or its damage."""
         return self._blocked.text or self._adopted.blocked.text
-
-    def _unread_end(self) -> int:
-        """Return the end of the part of the log that this engine has not read: all of it, if the watermark is not this store's."""
-        own = read_watermark(self._store).watermark
-        if own is not None and own.uuid == str(self._memory.store_uuid):
-            return own.verified_from
-        return native.load_position(self._control.flushed)
 
     def work(self) -> bool:
         """Run a round, and read a slice of the old log, if they are due."""
@@ -257,12 +254,15 @@ class FlushConsumeQueueService(Service):
 
     def _write_watermark(self, flushed: int, *, final: bool) -> None:
         now_ns = monotonic_ns()
-        verified_from = min(self._adopted.verified_from, flushed)
-        if (flushed, verified_from) == self._watermark or now_ns < self._watermark_due_ns and not final:
+        memory, verified_from = self._memory, min(self._adopted.verified_from, flushed)
+        ordered_from = max(self._ordered_from, native.load(self._control.writer, "ordered_from"))
+        if ordered_from <= native.load_position(self._control.min_offset):
+            ordered_from = 0  # the records before it are deleted
+        watermark = DurableWatermark(str(memory.store_uuid), memory.identity.epoch, flushed, verified_from, min(ordered_from, flushed))
+        if watermark == self._written or now_ns < self._watermark_due_ns and not final:
             return
-        memory = self._memory
-        WATERMARK.write(self._store.root, DurableWatermark(str(memory.store_uuid), memory.identity.epoch, flushed, verified_from))
-        self._watermark = flushed, verified_from
+        WATERMARK.write(self._store.root, watermark)
+        self._written = watermark
         self._watermark_due_ns = now_ns + WATERMARK_INTERVAL_NS
 
     def pause_s(self) -> float:

@@ -91,17 +91,19 @@ class DurableWatermark:
     """Every byte of the log in [verified_from, flushed) was synced by the engine `uuid` up to its epoch `epoch`.
 
     `verified_from`: 0, or a record boundary. Records below it were written before that engine, which
-    has not read them yet or has found damage there.
+    has not read them yet or has found damage there. Store times are known not to decrease in [`ordered_from`, flushed).
     """
 
     uuid: str
     epoch: int
     flushed: int
     verified_from: int = 0
+    ordered_from: int = 0
 
     def moved_to(self, flushed: int) -> DurableWatermark:
-        """Return this watermark with another `flushed`, which may be lower."""
-        return replace(self, flushed=flushed, verified_from=min(self.verified_from, flushed))
+        """Return this watermark with another `flushed`: a lower one, or that of a log which another program may have continued."""
+        ordered_from = flushed if flushed > self.flushed else min(self.ordered_from, flushed)
+        return replace(self, flushed=flushed, verified_from=min(self.verified_from, flushed), ordered_from=ordered_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +121,15 @@ class WatermarkReading:
 
 
 def _watermark(fields: dict[str, Any]) -> DurableWatermark:
-    found = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]), int(fields.get("verified_from", 0)))
-    if not 0 <= found.verified_from <= found.flushed:
+    found = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]), int(fields.get("verified_from", 0)),
+                             int(fields.get("ordered_from", 0)))
+    if not 0 <= found.verified_from <= found.flushed >= found.ordered_from >= 0:
         raise ValueError
     return found
 
 
 def _fields(watermark: DurableWatermark) -> dict[str, Any]:
-    return {name: value for name, value in asdict(watermark).items() if name != "verified_from" or value}
+    return {name: value for name, value in asdict(watermark).items() if value or not name.endswith("_from")}
 
 
 # Before it is written the log below `flushed` must be durable.

@@ -488,13 +488,14 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
     def _segments_between(self, since_ms: int, until_ms: int, limit: int) -> list[int]:
         """Return the segments below `limit`, without those whose neighbours show that all their messages were stored at other times.
 
-        Only an engine's store times never decrease, so a segment that it has not written, or not read yet, is in any case among them.
+        Only where no store time is lower than one before it: a segment of a broker whose clock was set back is in any case among them.
         """
         starts = [start for start in self.commit_log.starts() if start < limit]
         watermark = read_watermark(self.root).watermark if (since_ms, until_ms) != (INT64_MIN, INT64_MAX) else None
         if watermark is None:
             return starts
-        firsts = {start: self._message_below(start, limit) for start in starts if start >= watermark.verified_from}
+        ordered = range(max(watermark.verified_from, watermark.ordered_from), watermark.flushed)
+        firsts = {start: self._message_below(start, limit) for start in starts if start in ordered}
         begins_ms = {start: first.store_timestamp_ms for start, first in firsts.items() if first is not None}
         return [start for start, following in zip(starts, [*starts[1:], -1])
                 if start not in begins_ms or begins_ms[start] < until_ms and begins_ms.get(following, INT64_MAX) >= since_ms]

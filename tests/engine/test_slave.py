@@ -9,12 +9,14 @@ import socket
 
 import pytest
 
+import pyengine
 from logs import LogBuilder
 from pyengine.errors import EngineError
 from pyengine.ipc.replication import Replication
 from pyengine.native import control as native
 from pyengine.native.failpoints import VARIABLE
 from pyengine.storage.check.check import check
+from pyengine.storage.checkpoint import read_watermark
 from pyengine.storage.config import load_config
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.replication_state import ReplicationStateFile
@@ -91,6 +93,29 @@ def assert_whole(slave):
     assert slave.stop()
     report = check(MessageStore(slave.root, load_config(slave.root, {}).geometry))
     assert report.exit_code == 0 and not report.findings, report.sentence
+
+
+def test_messages_of_a_master_whose_clock_was_set_back_are_found_by_their_times(make_engine, scripted, rng):
+    """A segment with later messages than the next one was left out, during the run and after it."""
+    source = Growing(rng.randrange(1 << 30))
+    source.more(40)
+    later_ms = max(message.store_timestamp_ms for message in source.log.messages) + 3_600_000
+    source.log.append(store_timestamp_ms=later_ms)
+    while source.log.end < 4 * SEGMENT:
+        source.more(40)
+    master = scripted(source.content)
+    slave = slave_of(make_engine, master)
+    slave.start()
+    wait_equal(slave, master)
+
+    def found():
+        with pyengine.open_store(slave.root) as store:
+            return sum(batch.num_rows for batch in store.scan(columns=["size"], since=later_ms))
+
+    eventually(lambda: read_watermark(slave.root).watermark.flushed == master.end, "all of the log is noted as durable")
+    assert found() == 1
+    assert slave.stop()
+    assert found() == 1
 
 
 @pytest.mark.parametrize("mode, ack_level", [("async", "written"), ("sync", "flushed")])

@@ -205,8 +205,8 @@ def test_the_store_time_of_a_slave_does_not_step_back(rigs, tmp_path):
     times = []
     for piece in (first, second):
         assert submit_raw(slave, producer, bytes(log[piece]), piece.start)[STATUS] == PutStatus.PUT_OK
-        times.append(control_native.committed_slot(slave.control)[1])
-    assert times == [1_700_000_000_000, 1_700_000_000_000]
+        times.append((control_native.committed_slot(slave.control)[1], control_native.load(slave.control.writer, "ordered_from")))
+    assert times == [(1_700_000_000_000, 0), (1_700_000_000_000, second.start)]
     assert log_of(slave) == log
 
 

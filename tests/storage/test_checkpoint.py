@@ -187,7 +187,7 @@ def test_the_part_that_is_vouched_for_goes_into_the_file_only_where_it_is_not_al
     part = DurableWatermark(MARK.uuid, 7, 1_000_000, 65_536)
     WATERMARK.write(tmp_path, part)
     assert read_watermark(tmp_path).watermark == part
-    assert part.moved_to(2_000_000) == DurableWatermark(MARK.uuid, 7, 2_000_000, 65_536)
+    assert part.moved_to(2_000_000) == DurableWatermark(MARK.uuid, 7, 2_000_000, 65_536, ordered_from=2_000_000)
     assert part.moved_to(500) == DurableWatermark(MARK.uuid, 7, 500, 500)
     for wrong in (-1, 1_000_001):
         WATERMARK.write(tmp_path, DurableWatermark(MARK.uuid, 7, 1_000_000, wrong))

@@ -271,9 +271,11 @@ def test_segments_of_other_times_are_not_read_in_a_log_of_pyengine(builder):
     for wider in ({"since": begin - 1, "until": end}, {"since": begin, "until": end + 1}, {"since": begin}, {}):
         with pytest.raises(CorruptionError):
             read(**wider)
-    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end, verified_from=starts[-1]))
-    with pytest.raises(CorruptionError):
-        read(since=begin, until=end)
+    for unknown in (DurableWatermark("u", 1, builder.end, verified_from=starts[-1]), DurableWatermark("u", 1, starts[2]),
+                    DurableWatermark("u", 1, builder.end, ordered_from=starts[-1])):
+        WATERMARK.write(builder.root, unknown)
+        with pytest.raises(CorruptionError):
+            read(since=begin, until=end)
 
 
 def test_a_read_that_continues_begins_at_the_messages_of_its_offsets(builder, rng):
