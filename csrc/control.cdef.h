@@ -79,7 +79,8 @@ struct ms_position {
     int8_t pad[120];
 };
 
-/* Written by the supervisor before `magic`; constant afterwards, but for the limits (pyengine/ipc/control_block.py), each one store. */
+/* Written by the supervisor before `magic`; constant afterwards, but for the limits (pyengine/ipc/control_block.py), each one store.
+ * The fields up to `engine_id_inode` are the same in each layout. */
 struct ms_identity {
     uint64_t magic;              /* stored last, with release: "MSCONTRL" */
     uint32_t layout_version;

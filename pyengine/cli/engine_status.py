@@ -506,7 +506,8 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
     elif is_unclean:
         with open_crashed_memory(store) as crashed:
             undrained_bytes = crashed.undrained_bytes
-        reason = "it was not stopped in an orderly way: the next start recovers it"
+            reason = crashed.unreadable
+        reason = reason or "it was not stopped in an orderly way: the next start recovers it"
         if undrained_bytes:
             reason += f"; {undrained_bytes:,} acknowledged bytes are in shared memory only and are drained then"
     later = "; ".join(one.sentence for one in find_later_features(store))

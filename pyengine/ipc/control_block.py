@@ -224,7 +224,7 @@ class EngineMemory(Closing):
 
         The second may be true where the end is rejected: the kernel reports pages that it could not write to no later program.
         """
-        if reason := self._other_engine(root, engine_id):
+        if reason := self.why_stale(root, engine_id):
             return reason, False
         if self.identity.lock_modified_ns and self.identity.lock_modified_ns != lock_modified_ns(root):
             reason = "another program has opened the store since"
@@ -232,8 +232,8 @@ class EngineMemory(Closing):
             reason = "that engine only read"
         return reason, native.load(self.control.state, "frozen") != 0
 
-    def _other_engine(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
-        """Return why this is not the memory of the store's last engine, in this boot; "" if it is."""
+    def why_stale(self, root: str | os.PathLike[str], engine_id: EngineId) -> str:
+        """Return why this is not the memory of the store's last engine, in this boot; "" if it is. Whatever layout it has."""
         identity = self.identity
         if self.store_uuid != engine_id.uuid:
             return "it belongs to another store"

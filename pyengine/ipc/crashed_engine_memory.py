@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyengine.errors import EngineUnavailableError, StoreBusyError
+from pyengine.errors import CorruptionError, EngineUnavailableError, OtherLayoutError, StoreBusyError, command
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
@@ -46,6 +46,8 @@ class CrashedEngineMemory:
         self._buffers: list[SharedObject] = []
         self._semaphore_id = sessions.NO_ATTACH_COUNT
         self._memory: EngineMemory | None = None
+        self._has_other_layout = False
+        self.unreadable = ""  # why acknowledged pool bytes may be lost: only another version can read them
         self.shared: SharedState | None = None
         self.confirm = 0  # the offset that slaves have confirmed; it may be newer than the note
 
@@ -56,11 +58,11 @@ class CrashedEngineMemory:
             return 0
         return max(0, self.shared.slot_end - self.shared.committed)
 
-    def require_dead(self, *, retire: bool = True) -> None:
+    def require_dead(self, *, retire: bool = True, accept_loss: bool = False) -> None:
         """Raise StoreBusyError while processes of that engine live, which hold a lock file that was removed or replaced.
 
-        Once they are dead, the memory is retired: otherwise producers and readers that have it mapped would wait until
-        recovery has ended. `retire` False is for callers that only read.
+        CorruptionError if it is dead and `unreadable`, unless `accept_loss`. Once they are dead, the memory is retired: otherwise
+        producers and readers that have it mapped would wait until recovery has ended. `retire` False is for callers that only read.
         """
         deadline_s = time.monotonic() + EXIT_WAIT_S
         while pids := self._living():
@@ -68,11 +70,15 @@ class CrashedEngineMemory:
                 raise StoreBusyError(f"an engine still runs on this store, although its file `lock` was removed or replaced: end its "
                                      f"processes ({', '.join(map(str, pids))}), then start again; the next start recovers")
             time.sleep(POLL_INTERVAL_S)
+        if self.unreadable and not accept_loss:
+            raise CorruptionError(self.unreadable)
         if self._memory is not None and retire:
             self._memory.retire()
             failpoint("left_memory_retired")
 
     def _living(self) -> list[int]:
+        if self._folder is not None and self._has_other_layout:  # where it has the pids is unknown
+            return _mapping_writably(self._folder)
         if self._memory is None or self._memory.boot_id != read_boot_id():
             return []
         lines = [self._memory.control.workers[kind] for kind in range(len(KIND_NAMES))]
@@ -105,8 +111,17 @@ class CrashedEngineMemory:
         try:
             memory = self._memory = EngineMemory.attach(folder)
         except EngineUnavailableError as error:
+            has_pool = any(name.startswith("pool-") for name in folder.names())
+            if isinstance(error, OtherLayoutError):
+                self._has_other_layout = True
+                with EngineMemory(folder, folder.attach(shared_objects.CONTROL, writable=False)) as other:
+                    if has_pool and not other.why_stale(root, engine_id):
+                        self.unreadable = (
+                            f"the engine of another version of pyengine (layout {other.identity.layout_version} of shared memory, "
+                            "docs/upgrades.md) was killed, and its pool may have acknowledged messages that are in no file: start and "
+                            f"stop the store once with that version; {command('recover', root, '--accept-loss')} gives them up")
             # There is no memory, or its supervisor died before it was published, so no put used it; or it was overwritten.
-            if any(name.startswith("pool-") for name in folder.names()):
+            if has_pool:
                 self.shared = SharedState(0, 0, (), f"{error}; what may have been in its pool alone is given up")
             return
         control = memory.control
@@ -170,6 +185,17 @@ def open_crashed_memory(root: str | os.PathLike[str]) -> Iterator[CrashedEngineM
         left._close()
 
 
+def _mapping_writably(folder: SharedFolder) -> list[int]:
+    """Return the other processes that have the control block mapped writable, as only those of an engine have it, from /proc."""
+    name, found = f"/{folder.path.name}/{shared_objects.CONTROL}".encode(), []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
+            lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+            if pid != os.getpid() and any(name in line and b" rw-s " in line for line in lines):
+                found.append(pid)
+    return found
+
+
 def _contradiction(control: ms_control, slot_end: int) -> str:
     """Return how the positions of a control block contradict each other, which an engine never writes; "" if they do not.
 
@@ -196,7 +222,7 @@ def recover_offline(
         if not dry_run:
             renew_copied_id(root)
         with open_crashed_memory(root) as crashed:
-            crashed.require_dead(retire=not dry_run)
+            crashed.require_dead(retire=not dry_run, accept_loss=accept_loss)
             report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
                              shared=crashed.shared, options=config, dry_run=dry_run)
             if not dry_run and report.state is RecoveryState.RECOVERED and (crashed.discard() or report.changed):

@@ -16,9 +16,11 @@ import pyengine
 from fix_cli import command_line, environment, run
 from fix_engine import EACH_MODE, SMALL, put_numbers, stored
 from fix_golden import usual
+from pyengine.cli.engine_status import engine_status
 from pyengine.engine.embedded import end_supervisor
 from pyengine.engine.kinds import kinds_of
-from pyengine.errors import OtherLayoutError
+from pyengine.errors import CorruptionError, OtherLayoutError, StoreBusyError
+from pyengine.ipc.crashed_engine_memory import rebuild_offline, recover_offline
 from pyengine.ipc.heartbeat import build_id
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import kind_holder, living_kinds
@@ -252,3 +254,70 @@ def test_an_engine_whose_other_objects_differ_is_refused_at_once_and_lives_on(ma
         assert producer.put("T", b"000001").ok
     assert kind_holder(engine.root, native.WRITER) == writer
     eventually(lambda: stored(engine) == [b"000000", b"000001"], "both are dispatched")
+
+
+def change_layout(engine, by: int) -> None:
+    """Let the control block say that another version made it, or, by +1, that this one did."""
+    with find_folder(engine.root).attach("control") as shared:
+        native.view_control(shared.memory).identity.layout_version += by
+
+
+def killed_with_undrained_pool(engine) -> list[bytes]:
+    """Kill an engine whose pool alone has some acknowledged messages, which are returned; its memory is of another layout."""
+    engine.start()
+    engine.suspend("committer")
+    bodies = put_numbers(engine, 0, 20)
+    engine.kill_all()
+    change_layout(engine, -1)
+    return bodies
+
+
+def test_the_pool_of_a_killed_engine_of_another_layout_stays_for_its_version(make_engine):
+    engine = make_engine("pool")
+    bodies = killed_with_undrained_pool(engine)
+    config, said = load_config(engine.root), rf"layout {native.LAYOUT_VERSION - 1} .* start and stop the store once with that version"
+    for attempt in (engine.start, lambda: recover_offline(engine.root, config), lambda: rebuild_offline(engine.root, config),
+                    lambda: recover_offline(engine.root, config, dry_run=True)):
+        with pytest.raises(CorruptionError, match=said):
+            attempt()
+    assert "start and stop the store once with that version" in engine_status(engine.root, {})["reason"]
+    change_layout(engine, 1)
+    engine.start()
+    eventually(lambda: stored(engine) == bodies, "all are drained and dispatched")
+
+
+def test_the_pool_of_a_killed_engine_of_another_layout_can_be_given_up(make_engine):
+    engine = make_engine("pool")
+    killed_with_undrained_pool(engine)
+    report = recover_offline(engine.root, load_config(engine.root), accept_loss=True)
+    assert "is given up" in report.shared_state and find_folder(engine.root).names() == []
+    engine.start()
+    assert stored(engine) == []
+
+
+def test_without_a_pool_the_files_of_a_killed_engine_of_another_layout_are_enough(make_engine):
+    engine = make_engine("async")
+    engine.start()
+    bodies = put_numbers(engine, 0, 20)
+    engine.kill_all()
+    change_layout(engine, -1)
+    engine.start()
+    eventually(lambda: stored(engine) == bodies, "all are dispatched")
+
+
+def test_an_engine_of_another_layout_whose_lock_was_removed_gets_no_second_one_beside_it(make_engine):
+    engine = make_engine("async")
+    engine.start()
+    bodies, pids = put_numbers(engine, 0, 10), engine.pids()
+    engine.suspend("supervisor")  # or it sees that the block was written over
+    change_layout(engine, -1)
+    (engine.root / "lock").rename(engine.root / "kept")
+    with pytest.raises(StoreBusyError, match="`lock` was removed or replaced") as caught:
+        engine.start()
+    assert all(str(pid) in str(caught.value) for pid in pids.values())
+    (engine.root / "kept").rename(engine.root / "lock")
+    change_layout(engine, 1)
+    engine.kill("supervisor", signal.SIGCONT)
+    bodies += put_numbers(engine, 10, 10)
+    assert engine.pids() == pids
+    eventually(lambda: stored(engine) == bodies, "all are dispatched")
