@@ -49,7 +49,7 @@ from pyengine.storage.durable_writes import make_folders, write_config
 from pyengine.storage.file_system import refuse_inside, refuse_path_of_others
 from pyengine.storage.log_holds import HOLD_MS_MAX, RenewedHold, remove_log_hold
 from pyengine.storage.recovery.report import Findings
-from pyengine.storage.store_reader import find_topics
+from pyengine.storage.store_reader import IS_LIGHT, find_topics
 
 if TYPE_CHECKING:
     from pyengine.client.table_formats import TopicTables
@@ -275,9 +275,12 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
 
 
 def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
-    """Raise UsageError if the pattern matches no topic of the store, unless the store has no topic at all."""
+    """Raise UsageError if the pattern matches no topic of the store but light queues, unless the store has no topic at all."""
     known = find_topics(store, lambda topics: any(map(pattern.fullmatch, topics)))
-    if known and not any(map(pattern.fullmatch, known)):
+    matched = list(filter(pattern.fullmatch, known))
+    if matched and all(map(store._is_light, matched)):
+        raise UsageError(f"{min(matched)} {IS_LIGHT}")
+    if known and not matched:
         raise UsageError(f"topic pattern {pattern.pattern!r} matches none of the {len(known)} topics of {store.root}"
                          f"{did_you_mean(pattern.pattern, known)}: with --allow-missing the tables are begun without it")
 

@@ -22,7 +22,7 @@ from pyengine.arguments import EVERY_OFFSET, INT64_MAX
 from pyengine.errors import CorruptionError, StoreBusyError, StoreRefusedError, UsageError, command, did_you_mean
 from pyengine.formats.constants import CQ_ENTRY_BYTES, LMQ_PREFIX
 from pyengine.formats.consume_queue import further_offset, is_filler, is_live
-from pyengine.formats.paths import StorePaths
+from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.results import ReadLevel
 from pyengine.spark.file_access import FETCH_BYTES, QUEUES
@@ -36,6 +36,7 @@ from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEnd
 from pyengine.storage.queue_entries import ENTRY, following_entries, newest_bytes, queue_entries, slice_bytes
 from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.store_reader import IS_LIGHT, has_others
 
 if TYPE_CHECKING:
     from pyengine.formats.record import Message
@@ -51,8 +52,8 @@ log = logging.getLogger(__name__)
 def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", "stream", "view"] = "batch") -> None:
     """Raise UsageError for the first chosen topic or queue, or one with given offsets or times, that does not exist.
 
-    `allowMissing` permits them. Light queues are an error too, except in a view of queues, since they name messages of other topics;
-    a pattern skips them unless it matches nothing else.
+    `allowMissing` permits them. Light queues, and topics that are queues of others' messages, are an error too, except in a view of
+    queues; a pattern skips them unless it matches nothing else.
 
     A topic exists if it has a queue or is in config/topics.json. A pattern must match one, except in a stream, which waits for it, and
     in a store without topics. A store without queues on another file system is not checked, because only its log was copied.
@@ -70,12 +71,11 @@ def require_names(options: ReadOptions, store: OpenStore, use: Literal["batch", 
     configured, folders = TopicConfigs(store.root).read().rows, _queue_folders(store)
     known = folders | configured.keys()
     matched = [] if pattern is None else [topic for topic in known if re.fullmatch(pattern, topic)]
-    light = [topic for topic, _ in named if topic.startswith(LMQ_PREFIX)]
-    if matched and all(topic.startswith(LMQ_PREFIX) for topic in matched):
+    light = [] if use == "view" else [topic for topic, _ in named if _is_light(options, store, topic)]
+    if matched and use != "view" and all(_is_light(options, store, topic) for topic in matched):
         light.append(min(matched))
-    if light and use != "view":
-        raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
-                         "INNER_MULTI_DISPATCH names their light queues; view=entries lists where they are")
+    if light:
+        raise UsageError(f"{light[0]} {IS_LIGHT}; view=entries lists where they are")
     if options.allow_missing or isinstance(store, RemoteStore) and not folders:
         return
     for topic, queue_id in named:
@@ -113,6 +113,12 @@ def _queue_folders(store: OpenStore, topic: str = "") -> set[str]:
         return set(os.listdir(StorePaths(store.root).consume_queue / topic))
     except (FileNotFoundError, NotADirectoryError):
         return set()
+
+
+def _is_light(options: ReadOptions, store: OpenStore, topic: str) -> bool:
+    queues = (store._queue(topic, int(name)) for name in sorted(_queue_folders(store, topic)) if is_queue_id_name(name))
+    return topic.startswith(LMQ_PREFIX) or not options.allow_missing and has_others(
+        topic, queues, store._message_below, store.max_physical_offset(ReadLevel.COMMITTED))
 
 
 def _has_queue(store: OpenStore, topic: str, queue_id: int | None) -> bool:

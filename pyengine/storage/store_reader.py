@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypedDict, Unpack
 from pyengine import arguments
 from pyengine.arguments import INT32_MAX, INT64_MAX, INT64_MIN
 from pyengine.engine_config import EngineSettings
-from pyengine.errors import CorruptionError, UsageError, did_you_mean, disk_error, disk_errors, require_extra
+from pyengine.errors import CorruptionError, StoreRefusedError, UsageError, did_you_mean, disk_error, disk_errors, require_extra
 from pyengine.formats.constants import LMQ_PREFIX
+from pyengine.formats.consume_queue import belongs_to
 from pyengine.formats.paths import StorePaths, is_queue_id_name
 from pyengine.formats.record import Message, decode_message_id, html_table
 from pyengine.formats.small_file import keep_standard_descriptors
@@ -523,9 +524,8 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
 
     def _check_names(self, topics: Collection[str], chosen: _Chosen) -> None:
         """Raise UsageError for chosen topics and queues that the store has not, unless they may be missing."""
-        if light := sorted(topic for topic in topics if topic.startswith(LMQ_PREFIX)):
-            raise UsageError(f"{light[0]} is a light queue: its messages are rows of their own topics, whose property "
-                             "INNER_MULTI_DISPATCH names their light queues")
+        if light := sorted(topic for topic in topics if topic.startswith(LMQ_PREFIX) or not chosen.allow_missing and self._is_light(topic)):
+            raise UsageError(f"{light[0]} {IS_LIGHT}")
         if chosen.allow_missing:
             return
         known = find_topics(self, set(topics).issubset, topics)
@@ -533,6 +533,12 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
             raise UsageError(f"{self.name} has no topic {', '.join(map(repr, missing))}{did_you_mean(missing[0], known)}: "
                              "allow_missing=True reads what there is")
         self._check_queues(topics, chosen)
+
+    def _is_light(self, topic: str) -> bool:
+        """Whether a topic's queues have no messages of their own, as far as the newest one tells."""
+        limit = self._watermark.limit(ReadLevel.COMMITTED)
+        return topic.startswith(LMQ_PREFIX) or has_others(
+            topic, (self._queue(topic, queue_id) for queue_id in self.queue_ids(topic)), self._message_below, limit)
 
     def _check_queues(self, topics: Collection[str], chosen: _Chosen) -> None:
         """Raise UsageError for a queue id that none of the topics has, and for a first offset of a queue that the store has not."""
@@ -587,6 +593,24 @@ def _batches(scanner: LogScanner, view: Readable, start: int, first: int, end: i
     if entries is not None:
         yield from scanner.gather(view, start, entries, end)
         yield from scanner.scan(view, start, high, end)
+
+
+IS_LIGHT = ("is a light queue: its messages are rows of their own topics, whose property INNER_MULTI_DISPATCH names their light "
+            "queues")
+
+
+def has_others(topic: str, queues: Iterable[ConsumeQueue | None], message_below: Callable[[int, int], Message | None], limit: int
+               ) -> bool:
+    """Return whether the newest message below `limit` of the topic's first queue that has one is another topic's
+    (INNER_MULTI_DISPATCH)."""
+    with contextlib.suppress(StoreRefusedError):  # the read itself reports it
+        for queue in filter(None, queues):
+            high = queue.max_offset(limit)
+            entry = queue.entry(high - 1, high) if high else None
+            message = None if entry is None else message_below(entry.physical_offset, limit)
+            if message is not None:
+                return message.topic != topic and belongs_to(message, topic, queue.queue_id)
+    return False
 
 
 def find_topics(reader: StoreReader, are_enough: Callable[[set[str]], bool], first: Iterable[str] = ()) -> set[str]:

@@ -393,6 +393,23 @@ def test_a_queue_whose_messages_are_in_light_queues_too_is_missed(builder):
         view(builder)
 
 
+@pytest.mark.parametrize("given", [{"subscribe": "orders,archive"}, {"assign": '{"archive": [0]}'}, {"subscribePattern": "arch.*"}])
+def test_a_topic_that_is_a_queue_of_others_messages_is_refused_as_a_light_queue(builder, given):
+    for number in range(3):
+        message = builder.put("orders", b"x", properties={"INNER_MULTI_DISPATCH": "archive", "INNER_MULTI_QUEUE_OFFSET": str(number)})
+        builder.write_entry("archive", 0, number, message.physical_offset, message.size_bytes, 0)
+    for more in ({}, {"access": "queue"}, {"fileSystem": "arrow"}):
+        with pytest.raises(UsageError, match="archive is a light queue: its messages are rows of their own topics"):
+            rows(builder.root, **COLUMNS, **given, **more)
+        rows(builder.root, **COLUMNS, **given, **more, allowMissing=True)
+    with pytest.raises(UsageError, match="archive is a light queue"):
+        stream(builder, **given).initialOffset()
+    assert rows(builder.root, **COLUMNS, subscribePattern=".*", onCorrupt="skip")
+    builder.queue_offsets["archive", 0] = 3
+    builder.put("archive", b"its own")
+    assert [tuple(row) for row in rows(builder.root, **COLUMNS, **given)][-1][0] == "archive"
+
+
 def test_a_queue_that_topics_json_names_is_looked_for_and_a_deleted_topic_is_not(builder):
     shutil.rmtree(builder.root / "consumequeue" / "orders")
     with pytest.raises(DataLossError, match="orders/[01] from offset 0 on"):

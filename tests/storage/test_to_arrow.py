@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 import pyengine
+import pyengine.arrow
 from fix_cli import environment
 from fix_golden import CLEAN, usual
 from fix_store_builder import START_MS, StoreBuilder
+from pyengine.client.tables import write_tables
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC, SYS_FLAG_TRANSACTION_MASK
 from pyengine.formats.consume_queue import NOT_QUEUED
@@ -68,6 +70,18 @@ def test_topics_that_are_not_read_are_listed_only_when_the_store_is_opened(build
     with pyengine.consume(builder.root, re.compile("order.*")) as consumer:
         assert consumer.topics == ["orders"]
     assert listed.count("events") == 2
+
+
+def test_a_topic_that_is_a_queue_of_others_messages_is_refused_as_a_light_queue(builder):
+    message = builder.put("orders", b"x", properties={"INNER_MULTI_DISPATCH": "archive", "INNER_MULTI_QUEUE_OFFSET": "0"})
+    builder.write_entry("archive", 0, 0, message.physical_offset, message.size_bytes, 0)
+    with pyengine.open_store(builder.root) as store:
+        for read in (store.scan, store.to_arrow, lambda topics: pyengine.arrow.dataset(builder.root, topics).to_table()):
+            with pytest.raises(UsageError, match="archive is a light queue: its messages are rows of their own topics"):
+                read(["archive", "orders"])
+        assert store.to_arrow(["archive"], allow_missing=True).read_all().num_rows == 0
+    with pytest.raises(UsageError, match="archive is a light queue"):
+        write_tables(builder.root, builder.root.parent / "lake", "delta", topics="arch.*")
 
 
 def test_a_topic_that_the_store_has_not_is_an_error_unless_it_may_be_missing(builder):
