@@ -32,8 +32,8 @@ from pyengine.storage.config_table import FORBIDDEN_TOPICS, TopicConfig, TopicCo
 from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets
 from pyengine.storage.durable_file import opened_to_lock
 from pyengine.storage.file_system import HeldStore
+from pyengine.storage.later_format import require_writable
 from pyengine.storage.ofd_lock import try_lock
-from pyengine.storage.read_level import StoreUse, store_use
 from pyengine.storage.replication_state import ROLES, ReplicationStateFile
 
 if TYPE_CHECKING:
@@ -676,8 +676,7 @@ class DelayedCancels:
     def _require_scheduler(self) -> None:
         """Raise EngineError if another program than this engine's scheduler delivers the store's messages."""
         root = self._reader.root
-        if store_use(root) is StoreUse.OTHER:
-            raise StoreBusyError(f"{root} is open in another program, which delivers its messages itself")
+        require_writable(root, "open in another program, which delivers its messages itself")
         state = ReplicationStateFile(root).read().state
         if state is not None and (state.role == ROLES[-1] or state.is_fenced):
             what = "a master that was replaced" if state.is_fenced else "a slave"

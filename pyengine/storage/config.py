@@ -441,7 +441,9 @@ def settings_to_set(pairs: Sequence[str], where: str = "config set") -> dict[str
 def set_durably(root: str | os.PathLike[str], values: Mapping[str, Value]) -> None:
     """Set `values` in the store's engine.toml as set_in_file() does, if the store can be started with them."""
     from pyengine.storage.durable_file import exclusive
+    from pyengine.storage.later_format import require_known_format
 
+    require_known_format(root)
     path = config_path(root)
     with exclusive(path):
         present = read_file(path)

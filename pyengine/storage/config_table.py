@@ -23,13 +23,12 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pyengine.errors import DiskError, FormatError, StoreBusyError, UsageError
+from pyengine.errors import DiskError, FormatError, UsageError
 from pyengine.formats import constants
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, path_stamp
 from pyengine.storage.durable_file import ConfigFile, ReadConfig, exclusive
-from pyengine.storage.later_format import require_known_format
-from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.later_format import require_writable
 
 Row = TypeVar("Row", bound="TopicConfig | SubscriptionGroup")
 _ABSENT = (None, "", "null", "NULL")  # fastjson leaves the field as it is
@@ -152,11 +151,7 @@ class ConfigTable(Generic[Row]):
         DiskError, with the file unchanged, if it could not be read or no part of it could be used.
         """
         with exclusive(self.path):
-            use = store_use(self._root)
-            if use is StoreUse.OTHER:
-                raise StoreBusyError(f"{self._root} is open in another program, which keeps {self.path.name} itself")
-            if use is StoreUse.CLOSED:
-                require_known_format(self._root)
+            require_writable(self._root, f"open in another program, which keeps {self.path.name} itself")
             table = self._rows(self._file.read_to_change)
             before = [(name, row, row.more) for name, row in table.rows.items()]
             yield table

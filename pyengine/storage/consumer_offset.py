@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import DiskError, EngineError, FormatError, StoreBusyError, UsageError, disk_error, disk_errors
+from pyengine.errors import DiskError, EngineError, FormatError, UsageError, disk_error, disk_errors
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.delayed_message import DelayedId, DelayMark
 from pyengine.formats.paths import QUEUE_ID_MAX, Root, StorePaths
@@ -50,8 +50,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.storage.acknowledgements import AckFile, cut_all, remove_all
 from pyengine.storage.durable_file import AppendedLines, ConfigFile, exclusive, lines_of, sealed_line
 from pyengine.storage.durable_writes import write_config
-from pyengine.storage.later_format import require_known_format
-from pyengine.storage.read_level import StoreUse, store_use
+from pyengine.storage.later_format import require_writable
 
 SEPARATOR = "@"
 FILE_NAME = "consumerOffset.json"
@@ -134,11 +133,7 @@ class ConsumerOffsets:
         that writes makes no progress.
         """
         with exclusive(self.path):
-            use = store_use(self._root)
-            if use is StoreUse.OTHER:
-                raise StoreBusyError(f"{self._root} is being recovered, or open in a broker, which keeps the groups' offsets itself")
-            if use is StoreUse.CLOSED:
-                require_known_format(self._root)
+            require_writable(self._root, "being recovered, or open in a broker, which keeps the groups' offsets itself")
             return self._change(change)
 
     def lower(self, queue_ends: QueueEnds) -> list[str]:

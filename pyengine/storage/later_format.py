@@ -19,10 +19,11 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from pyengine.errors import StoreRefusedError, command
+from pyengine.errors import StoreBusyError, StoreRefusedError, command
 from pyengine.formats.constants import CQ_ENTRY_BYTES, Readable
 from pyengine.formats.paths import StorePaths, parse_segment_name, segment_name
 from pyengine.formats.small_file import open_regular, read_small_file
+from pyengine.storage.read_level import StoreUse, store_use
 
 MESSAGE_MAGIC_V2 = 0xDAA320AB
 TIMER_TOPIC = "rmq_sys_wheel_timer"
@@ -82,6 +83,18 @@ def require_known_format(root: str | os.PathLike[str]) -> None:
             f"{root} is a store of RocketMQ 5, and nothing is written into it. " + "; ".join(one.sentence for one in found)
             + ". Its log can be read (`pyengine inspect`, `check`, `export`), and `pyengine salvage STORE DEST` makes a store of "
             "the messages in it")
+
+
+def require_writable(root: str | os.PathLike[str], whose: str) -> None:
+    """Raise StoreBusyError, which says `whose` the file is, while another program has the store open, or as require_known_format().
+
+    Call it before a write to a store that may have an engine, which has looked at the format itself.
+    """
+    use = store_use(root)
+    if use is StoreUse.OTHER:
+        raise StoreBusyError(f"{root} is {whose}")
+    if use is StoreUse.CLOSED:
+        require_known_format(root)
 
 
 def refuse_later_record(view: Readable, at: int, offset: int) -> None:

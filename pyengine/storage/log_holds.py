@@ -23,6 +23,7 @@ from pyengine.errors import DiskError, disk_error
 from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.storage.durable_file import DurableRecord
+from pyengine.storage.later_format import require_known_format
 
 FOLDER = "log-holds"
 HOLD_MS_MAX = 7 * 24 * 3_600_000  # a hold that expires later than this is a mistake, for example of a wrong clock
@@ -109,6 +110,7 @@ class RenewedHold:
 
     def __init__(self, root: Root, name: str, owner: str, duration_ms: int) -> None:
         """Write the hold, from offset 0 on, until move() sets the offset that is needed. Removes holds that expired long ago."""
+        require_known_format(root)
         self._root = root
         self._duration_ms = duration_ms
         self._hold = LogHold(name, f"{owner} (pid {os.getpid()})", 0, 0)

@@ -15,7 +15,8 @@ from pyengine.storage.later_format import MESSAGE_MAGIC_V2, find_later_features
 
 SLOTS, NOW_S = 2 * 60, 1_700_000_000
 WRITING = (("start",), ("recover",), ("recover", "--accept-loss"), ("rebuild", "--queues"), ("clean", "--older-than", "1"),
-           ("promote",), ("topics", "create", "T"))
+           ("promote",), ("topics", "create", "T"), ("cancel", "7F00000100002A9F0000000000000000"), ("config set", "delete_when=03"),
+           ("tables", "--to", "delta"), ("backup",))
 
 
 def rocksdb(folder) -> None:
@@ -74,7 +75,7 @@ def test_a_store_with_files_of_rocketmq_5_is_refused_with_their_names_and_not_wr
     assert [one.path for one in find_later_features(store.root)] == [path]
     before = picture(store.root)
     for command in WRITING:
-        ran = run(command[0], store.root, *command[1:])
+        ran = run(*command[0].split(), store.root, *command[1:], *([tmp_path / command[0]] if command[0] in ("tables", "backup") else ()))
         assert ran.code == 3 and "RocketMQ 5" in ran.stderr and path in ran.stderr, (command, ran)
     with pytest.raises(StoreRefusedError, match="RocketMQ 5"):
         ConsumerOffsets(store.root).commit("T", "g", {0: 1})
