@@ -47,7 +47,7 @@ class Event(Enum):
     SETTINGS_REFUSED = (WARNING, "The settings could not be read again: all stay as they are.",
                         "Correct engine.toml, then send SIGHUP again: `pyengine config explain STORE`.")
     # ---- its workers ----
-    WORKER_ENDED = (WARNING, "A worker has ended or was killed; it is started again.",
+    WORKER_ENDED = (WARNING, "A worker has ended; it is started again.",
                     "`SIGKILL`: the OOM killer (`dmesg`) or an operator. `exit 1`: its trace is above this line; report it.")
     WORKER_FAILED = (ERROR, "A worker ends with an error, and is started again.",
                      "Free disk space, descriptors or memory if it lacks them.")
@@ -85,21 +85,23 @@ class Event(Enum):
     DELAYED_NOT_DELIVERED = (WARNING, "A delayed message can never be delivered.",
                              "The line says why.")
     # ---- replication ----
-    SLAVE_FOLLOWS = (INFO, "A slave is connected and follows.", NOTHING)
+    SLAVE_FOLLOWS = (INFO, "A slave follows.", NOTHING)
     SLAVE_GONE = (WARNING, "A slave's connection has ended.",
                   "Look at that host and the network.")
     SLAVE_REFUSED = (WARNING, "A peer was refused as a slave, or the settings allow no slave.",
                      "Give both the same `ha_secret_file` ([replication.md](replication.md)), or close the port.")
-    MASTER_FOLLOWED = (INFO, "This slave is connected to its master and follows.", NOTHING)
+    MASTER_FOLLOWED = (INFO, "This slave follows its master.", NOTHING)
     MASTER_LOST = (WARNING, "This slave cannot follow its master, and tries again.",
                    "Look at that host and the network.")
     FENCED = (ERROR, "There is a master of a higher term: this one refuses puts from now on.",
               "Start this store as a slave of that master ([replication.md](replication.md)).")
-    SECOND_MASTER = (ERROR, "Another master has the same term as this one: their logs diverge.",
+    SECOND_MASTER = (ERROR, "Another master has the same term: their logs diverge.",
                      "Stop one of the two at once, and start it as the other's slave.")
     # ---- the gateway ----
     GATEWAY_LISTENS = (INFO, "The gateway takes clients at these addresses.", NOTHING)
     GRPC_LISTENS = (INFO, "Clients of RocketMQ 5 are taken at this address.", NOTHING)
+    CONNECTIONS_FEWER = (WARNING, "The gateway takes fewer connections than `gateway_connections_max`.",
+                         "Raise `LimitNOFILE=` (`ulimit -n`).")
     GATEWAY_ACCESS = (INFO, "The gateway has read its access list or its certificate.", NOTHING)
     NAME_SERVER_JOINED = (INFO, "The gateway is registered with a name server.", NOTHING)
     NAME_SERVER_LOST = (WARNING, "The gateway is not registered with a name server; it tries again.", "Look at that host and the network.")

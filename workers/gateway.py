@@ -12,7 +12,7 @@ import asyncio
 import sys
 
 from pyengine.client.producer import connect_with
-from pyengine.engine import kinds, worker
+from pyengine.engine import worker
 from pyengine.errors import os_error_sentence
 from pyengine.gateway.gateway import Gateway
 from pyengine.gateway.gateway import serve as serve_clients
@@ -28,7 +28,7 @@ def serve(attached: worker.Worker) -> None:
     """Serve clients until the supervisor stops this worker."""
     each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
     each += attached.config.grpc_enable  # the gRPC worker has a connection for each of its clients, which are as many at most
-    kinds.raise_descriptors(attached.config.gateway_connections_max * each + SHARES_MAX + OWN_DESCRIPTORS)
+    attached.limit_connections(each, SHARES_MAX + OWN_DESCRIPTORS)
     with LiveStoreReader(attached.root, attached.config) as reader:
         gateway = Gateway(reader, attached.config,
                           lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report,

@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 
-from pyengine.engine import kinds, worker
+from pyengine.engine import worker
 from pyengine.errors import os_error_sentence
 from pyengine.gateway.gateway import serve as serve_clients
 from pyengine.native import control as native
@@ -27,7 +27,7 @@ def serve(attached: worker.Worker) -> None:
     except ModuleNotFoundError as error:
         raise worker.BootFailedError(f"gRPC needs packages that are not installed ({error}): pip install 'pyengine-store[grpc]', "
                                      "or set grpc_enable=false") from error
-    kinds.raise_descriptors(2 * attached.config.gateway_connections_max + OWN_DESCRIPTORS)
+    attached.limit_connections(2, OWN_DESCRIPTORS)
     server = GrpcServer(attached.root, attached.config, attached.memory.folder.path, report=attached.report)
     try:
         asyncio.run(serve_clients(server.start, server.close, attached))

@@ -132,12 +132,17 @@ def begin_process() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def raise_descriptors(wanted: int) -> None:
-    """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower; its children inherit it."""
+def raise_descriptors(wanted: int) -> int:
+    """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower; its children inherit it.
+
+    Return how many of them it may have open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        return allowed
+    return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
 
 
 def without_systemd(environment: dict[str, str]) -> dict[str, str]:

@@ -25,9 +25,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from pyengine.engine.kinds import KINDS, WorkerExit, begin_process
+from pyengine.engine.kinds import KINDS, WorkerExit, begin_process, raise_descriptors
 from pyengine.engine.log_file import LogFile, log_event, notify, pause_before_restart, watchdog_interval_s
 from pyengine.errors import DiskError, EngineError, EngineUnavailableError, StoreBusyError, command, os_error_sentence
 from pyengine.events import Event
@@ -48,6 +49,7 @@ from pyengine.storage.message_store import MessageStore
 OWNER_WAIT_S = 30.0
 POLL_INTERVAL_S = 0.02
 NAMES_CHECK_INTERVAL_S = 1.0  # interval of the check that the store's folder and the names in shared memory are in their places
+WORKER_FILES = 32    # that a worker which serves connections has open without any
 PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and record a heartbeat
 # Errors whose cause may be gone at the next try.
 TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
@@ -129,6 +131,16 @@ class Worker:
             self.recorder.set_phase(None)
             self._blocked_ns = 0
 
+    def limit_connections(self, each: int, own: int) -> None:
+        """Raise the limit of open files for gateway_connections_max of `each` and `own` others; if it stays too low, lower the setting."""
+        wanted = self.config.gateway_connections_max
+        files = raise_descriptors(wanted * each + own)
+        fitting = max(1, (files - min(own, WORKER_FILES + files // 4)) // each)
+        if fitting < wanted:
+            self.config = replace(self.config, gateway_connections_max=fitting)
+            self.report(Event.CONNECTIONS_FEWER, f"at most {fitting} and not {wanted} (gateway_connections_max), since this process may "
+                                                 f"have {files} files open")
+
     def report(self, event: Event, text: str) -> None:
         """Write one line to the log."""
         log_event(self.kind, self.root, event, text)
@@ -163,9 +175,14 @@ class Worker:
         self._names_due_s = now_s + NAMES_CHECK_INTERVAL_S
         if not self._is_lost:
             line = self.memory.control.workers[native.SUPERVISOR]
-            if is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):  # far cheaper than checking the names
-                return
-            loss, missing = self.store.loss(), self.memory.missing_names()
+            try:
+                if is_alive(native.load(line, "pid"), native.load(line, "start_time_ms")):  # far cheaper than checking the names
+                    return
+                loss, missing = self.store.loss(), self.memory.missing_names()
+            except OSError as error:
+                if error.errno not in TRANSIENT_ERRNOS:
+                    raise
+                return  # it lacks descriptors, say, and cannot look now
             if not loss and not missing:
                 return
             self._is_lost = True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -158,6 +160,18 @@ def test_a_blocked_worker_publishes_its_reason(make_owner):
     owner.publish()
     owner.spawn("", "fail-slow", script=SCRIPT)
     eventually(lambda: native.read_blocked_reason(owner.memory.blocked_reasons, KIND) == "something in the way", "said")
+
+
+def test_a_worker_goes_on_while_it_can_open_no_file(make_owner):
+    owner = make_owner()
+    owner.publish()
+    child = owner.spawn("", script=SCRIPT)
+    owner.wait_ready(KIND)
+    line = owner.worker(KIND)
+    resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    looked_ns = time.monotonic_ns() + 3_000_000_000  # by then it has looked for its supervisor
+    eventually(lambda: child.poll() is not None or native.load(line, "heartbeat_ns") > looked_ns, "heartbeats go on")
+    assert child.poll() is None
 
 
 def test_a_log_that_cannot_be_written_stops_no_worker(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import resource
 import socket
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 from crash.replicas import free_port
-from fix_gateway import heartbeat, pull_fields, send_fields, start_served, subscription
+from fix_cli import spawn
+from fix_engine import SMALL
+from fix_gateway import Client, heartbeat, pull_fields, send_fields, start_served, subscription
 from fix_pop import pop_fields
 from pyengine.errors import EngineError
 from pyengine.gateway import codes
@@ -202,3 +205,21 @@ def test_it_may_open_a_file_for_each_connection(make_engine):
     engine.start()
     soft = psutil.Process(engine.pid("gateway")).rlimit(psutil.RLIMIT_NOFILE)[0]
     assert soft == resource.RLIM_INFINITY or soft >= (3512 if hard == resource.RLIM_INFINITY else min(hard, 3512))
+
+
+def test_it_takes_no_more_connections_than_it_may_have_files(tmp_path):
+    root, port = tmp_path / "store", free_port()
+    settings = SMALL | {"gateway_enable": "true", "gateway_namesrv_port": 0, "gateway_broker_port": port}
+    done = spawn("start", root, *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+    assert done.code == 0, done
+    try:
+        assert "CONNECTIONS_FEWER at most 16 and not 1024" in (root / "engine.log").read_text()
+        clients = [Client(port, own_host=f"127.0.0.{2 + number % 5}") for number in range(80)]
+        for client in clients[16:]:
+            client.socket.settimeout(scaled_timeout_s(30))
+            with contextlib.suppress(ConnectionResetError):
+                assert client.socket.recv(1) == b""
+        assert [client.ask(codes.GET_BROKER_RUNTIME_INFO).code for client in clients[:16]] == [codes.SUCCESS] * 16
+    finally:
+        assert spawn("stop", root).code == 0
