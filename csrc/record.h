@@ -107,13 +107,14 @@ static inline int32_t ms_record_reconsume_times(const struct ms_record *record)
     return ms_get_i32(ms_record_tail(record));
 }
 
-/* Return a time in microseconds; one out of range becomes the nearest in range. */
+/* Return a time in microseconds. One that is not within the years 1678 to 2261, as nanoseconds of pandas are in every time zone,
+ * becomes the nearest that is. A client's born time is any number. */
 static inline int64_t ms_microseconds(int64_t milliseconds)
 {
-    int64_t result;
-    if (__builtin_mul_overflow(milliseconds, (int64_t)1000, &result))
-        return milliseconds < 0 ? INT64_MIN : INT64_MAX;
-    return result;
+    const int64_t most = INT64_C(106750) * 86400000; /* days */
+    if (milliseconds > most)
+        return 1000 * most;
+    return 1000 * (milliseconds < -most ? -most : milliseconds);
 }
 
 /* Return 1 for plain and committed messages: only they have a queue entry. */

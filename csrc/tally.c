@@ -53,11 +53,11 @@ static int is_delayed(const struct ms_record *row)
     return 0;
 }
 
-/* Return the begin of the interval that contains `us`, or the least number if that is less. */
+/* Return the begin of the interval that contains `us`. */
 static int64_t step_of(int64_t us, int64_t step_us)
 {
-    const int64_t inside = us % step_us, back = inside < 0 ? inside + step_us : inside;
-    return us < INT64_MIN + back ? INT64_MIN : us - back;
+    const int64_t inside = us % step_us;
+    return us - (inside < 0 ? inside + step_us : inside);
 }
 
 static void widen(int64_t *first, int64_t *last, int64_t value)

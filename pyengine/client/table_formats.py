@@ -74,8 +74,6 @@ CHECKPOINT_EACH = 100  # number of commits of a Delta table, as in delta-rs
 # A commit lists the log's files several times: with those of a day, one each ten seconds, it would take half a second.
 DELTA_SETTINGS = {"delta.logRetentionDuration": "interval 1 hours"}
 NAME_LENGTH_MAX = 255  # of a folder, and of a table in the catalog
-# Years 1 to 9999, which Python's datetime has: pyiceberg keeps the least and the greatest time of a file as one.
-TIME_MIN_US, TIME_MAX_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 _ONLY_COMMIT = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)  # delta-rs would do both before our sync
 _DATA_FILE = re.compile(r"part-(\d{20})-\d{20}\.parquet")
 _ICEBERG_TYPES = {"int32": IntegerType(), "int64": LongType(), "timestamp[us, tz=UTC]": TimestamptzType(), "string": StringType(),
@@ -105,19 +103,11 @@ def _by_topic(batches: list[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
         return
     table = pa.Table.from_batches(batches)
     table = table.take(pc.sort_indices(table, sort_keys=[("topic", "ascending"), ("physicalOffset", "ascending")]))
-    for name in ("storeTimestamp", "bornTimestamp"):
-        table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), _in_calendar(table[name]))
     table = table.append_column(DATE, pc.cast(table["storeTimestamp"], pa.date32()))
     at = 0
     for one in pc.value_counts(table["topic"]).to_pylist():
         yield one["values"], table.slice(at, one["counts"]).select(SCHEMA.names)
         at += one["counts"]
-
-
-def _in_calendar(times: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the times, and for one outside of TIME_MIN_US to TIME_MAX_US the nearest that is inside."""
-    numbers = pc.cast(times, pa.int64())
-    return pc.cast(pc.max_element_wise(pc.min_element_wise(numbers, TIME_MAX_US), TIME_MIN_US), times.type)
 
 
 JSON_TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "double": pa.float64(), "boolean": pa.bool_(),

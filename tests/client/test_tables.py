@@ -553,9 +553,9 @@ def test_each_topic_has_a_table_of_its_own_whatever_its_name(engine, tmp_path, t
 
 @both
 def test_strange_times_of_producers_are_the_nearest_that_a_calendar_has(engine, tmp_path, to):
-    epoch, least, most = datetime(1970, 1, 1, tzinfo=UTC), datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
-    inside = [0, -1, 1, -62135596800000, 253402300799999, 1764331200000]
-    given = [*inside, -62135596800001, -(2**63), 253402300800000, 2**63 - 1]
+    epoch, least, most = datetime(1970, 1, 1, tzinfo=UTC), datetime(1677, 9, 23, tzinfo=UTC), datetime(2262, 4, 10, tzinfo=UTC)
+    inside = [0, -1, 1, -9223200000000, 9223200000000, 1764331200000]
+    given = [*inside, -9223200000001, -(2**63), 9223200000001, 2**63 - 1]
     with pyengine.connect(engine.root) as producer:
         for number, born_ms in enumerate(given):
             assert producer.put_raw(RawMessage("orders", b"%d" % number, born_timestamp_ms=born_ms)).ok
