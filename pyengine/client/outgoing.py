@@ -665,8 +665,10 @@ class DelayedCancels:
             mark = DelayMark.of(message)
             if isinstance(mark, str):
                 raise UsageError(f"the message {msg_id} cannot be cancelled: {mark}")
-            # By the store's time too, which a delivered record has reached: the clock may have been set back since.
-            return self._cancels.cancel(mark, is_due=self._due_ms(message, mark) <= max(self._clock_ms(), self._reader._newest_ms()))
+            now_ms, due_ms = self._clock_ms(), self._due_ms(message, mark)
+            if message.store_timestamp_ms < due_ms:  # a delivered record has reached that: the clock may have been set back since
+                now_ms = max(now_ms, self._reader._newest_ms())
+            return self._cancels.cancel(mark, is_due=due_ms <= now_ms)
 
     def close(self) -> None:
         """Close the store's files."""

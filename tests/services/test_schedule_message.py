@@ -14,7 +14,7 @@ from pyengine.client.outgoing import DelayedCancels, RawMessage
 from pyengine.client.pending_puts import PutFuture
 from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
 from pyengine.formats.constants import SCHEDULE_TOPIC, TIMER_GROUP, TIMER_TOPIC
-from pyengine.formats.delayed_message import DelayedId
+from pyengine.formats.delayed_message import DelayedId, timed_properties
 from pyengine.formats.record import encode_host, encode_properties, hash_map_order
 from pyengine.ipc.control_block import now_ms
 from pyengine.ipc.live_reader import LiveStoreReader
@@ -744,6 +744,21 @@ def test_a_clock_that_was_set_back_lets_no_delivered_message_be_cancelled(make_r
     root = rig.root if is_live else shutil.copytree(rig.root, tmp_path / "copy")
     with closing(DelayedCancels(LiveStoreReader(root), lambda: due_ms - HOUR_MS)) as program:
         assert not program.cancel(put.msg_id)
+
+
+def test_a_message_with_a_time_can_be_cancelled_while_the_clock_of_the_store_is_ahead_of_that(make_rig):
+    """The store's clock was ahead when the message was put, so that it says nothing about a delivery."""
+    rig = make_rig()
+    rig.wall_ms = rig.put(0, b"first").store_timestamp_ms - HOUR_MS
+    put = rig.producer.put_raw(RawMessage(TIMER_TOPIC, b"a", queue_id=0, delay_level=1,
+                                          properties_text=timed_properties("", "T", 0, rig.wall_ms + 60_000)))
+    rig.dispatch()
+    assert put.store_timestamp_ms > rig.wall_ms + 60_000
+    with closing(DelayedCancels(LiveStoreReader(rig.root), lambda: rig.wall_ms)) as program:
+        assert program.cancel(put.msg_id)
+    rig.wall_ms, rig.steady_ns = rig.wall_ms + 61_000, rig.steady_ns + 61_000_000_000
+    rig.go(rig.service())
+    assert rig.delivered("T") == [b"first"]
 
 
 def test_a_message_whose_extension_unit_cannot_be_read_is_not_cancelled(make_rig):
