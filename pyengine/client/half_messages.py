@@ -43,6 +43,7 @@ REMOVE_TAG = "d"
 READ_MESSAGES = 256
 FLUSHED_WAIT_S = 5.0
 FLUSHED_POLL_INTERVAL_S = 0.01
+AGE_MAX_MS = 72 * 3_600_000  # RocketMQ: fileReservedTime; but a message that is put back outlives its segment
 LOCK_NAME = "transactions.lock"
 LOCK_BYTES_MAX = 1 << 20
 LOCK_GROUPS_MAX = 1000  # in the lock file: more than are asked within an interval
@@ -399,7 +400,7 @@ class PreparedCheck:
         times, config = _number(half.properties.get(constants.PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
         times -= half.physical_offset in self.not_asked
         age_ms = _age_ms(half, start_ms)
-        if times >= config.transaction_check_max or age_ms > config.file_reserved_time_hours * 3_600_000:
+        if times >= config.transaction_check_max or age_ms > AGE_MAX_MS:
             self._halves.discard(half)
             _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, constants.TRANSACTION_DISCARD_TOPIC)
             return True

@@ -363,8 +363,12 @@ def test_a_message_that_was_put_aside_is_asked_about_from_the_first_try_on(engin
     assert halves.end(asked, "commit").stored and bodies(engine) == [b"x"]
 
 
-def test_a_message_older_than_the_log_keeps_is_put_aside(engine, halves):
+@pytest.mark.parametrize("kept_hours", [0, 72, 100_000])
+def test_a_message_is_put_aside_after_72_hours_however_long_the_log_is_kept(engine, halves, kept_hours):
     prepare(halves)
+    halves.of_engine = dataclasses.replace(halves.config, file_reserved_time_hours=kept_hours)
+    halves.ahead_ms = 71 * 3_600_000
+    assert len(rounds(engine, PreparedCheck(halves))) == 1
     halves.ahead_ms = 73 * 3_600_000
     assert rounds(engine, PreparedCheck(halves)) == [] and len(messages(engine, DISCARDED)) == 1
 
