@@ -404,8 +404,6 @@ class PreparedCheck:
             self._halves.discard(half)
             _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, constants.TRANSACTION_DISCARD_TOPIC)
             return True
-        if half.store_timestamp_ms >= start_ms:
-            return False
         immunity = half.properties.get(constants.PROPERTY_CHECK_IMMUNITY_TIME)
         if immunity is not None:
             seconds = _number(immunity, -1)
@@ -421,7 +419,7 @@ class PreparedCheck:
             if group in self._recent:
                 return False
             asked.append(self._halves.put_back(half, {constants.PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
-        elif start_ms - half.store_timestamp_ms < self._again_after_ms:  # put back by another process, or it can wait
+        elif 0 <= start_ms - half.store_timestamp_ms < self._again_after_ms:  # put back by another process, or it can wait
             return False
         else:
             self._halves.put_back(half, {})

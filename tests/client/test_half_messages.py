@@ -373,6 +373,19 @@ def test_a_message_is_put_aside_after_72_hours_however_long_the_log_is_kept(engi
     assert rounds(engine, PreparedCheck(halves)) == [] and len(messages(engine, DISCARDED)) == 1
 
 
+def test_the_clock_of_the_store_may_be_ahead_of_a_message_that_is_asked_about(engine, halves):
+    """It stays where it is until the wall clock has passed it, perhaps for days."""
+    halves.ahead_ms = -24 * 3_600_000
+    prepare(halves, b"other", group="other", unique_key="A")
+    prepare(halves, b"mine", group="mine", unique_key="B")
+    halves.ahead_ms += 10_000
+    messages(engine, HALF)
+    (asked,) = PreparedCheck(halves).round(lambda half: half.properties["PGROUP"] == "mine", 30_000)
+    assert asked.body == b"mine"
+    messages(engine, HALF)
+    assert halves.end(asked, "commit").stored and bodies(engine) == [b"mine"]
+
+
 def test_a_group_that_cannot_be_asked_loses_no_try_and_keeps_none_up(engine, halves):
     prepare(halves, b"other", group="other", unique_key="A")
     prepare(halves, b"mine", group="mine", unique_key="B")
