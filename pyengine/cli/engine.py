@@ -66,6 +66,7 @@ def start(
     from pyengine.engine.embedded import end_supervisor, start_engine, supervisor_pid
     from pyengine.ipc.control_block import EngineMemory, read_run_settings
     from pyengine.ipc.shared_objects import find_folder
+    from pyengine.storage.consumer_offset import ConsumerOffsets
     from pyengine.storage.message_store import NewStoreSpace
 
     if foreground and as_json:
@@ -83,6 +84,8 @@ def start(
         become_supervisor(store, settings)
     with byte_bar("recover", None) as show:
         ready = start_engine(store, settings, progress=show, timeout_s=timeout_s, on_wait=output.note)
+    for note in ConsumerOffsets(store).notes():
+        output.note(note)
     if (owner := store.stat().st_uid) not in (0, os.geteuid()):
         output.note(f"the store's user cannot use this engine: stop it, then start it as {as_user(owner, 'start', store)}")
     if as_json:

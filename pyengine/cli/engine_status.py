@@ -49,6 +49,7 @@ from pyengine.native.session import producer_count
 from pyengine.results import ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
 from pyengine.storage.commit_log import measure_log
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.file_system import used_ratio
 from pyengine.storage.later_format import find_later_features
 from pyengine.storage.log_holds import read_log_holds
@@ -350,6 +351,7 @@ def _from_memory(store: MessageStore, living: list[int]) -> dict[str, Any]:
         more = stalled_slaves(memory.identity.role, lambda: live_replication(memory))
         with contextlib.suppress(EngineUnavailableError):  # the status reports that trouble already
             more.append(Finding(Verdict.WARNING, difference_from_file(store, read_run_settings(memory.folder))))
+        more.append(Finding(Verdict.WARNING, "; ".join(ConsumerOffsets(store).notes())))
         return _live(store, memory, living, more)[0]
 
 
@@ -522,7 +524,7 @@ def _from_files(store: MessageStore, settings: dict[str, str], living: list[int]
     document = {
         "state": state, "stopping": False, "role": _role(config, noted), "mode": config.mode, "read_only": False, "takes_puts": False,
         "build": build_id(),
-        "reason": reason or reading.damage, "positions": positions,
+        "reason": reason or reading.damage or "; ".join(ConsumerOffsets(store).notes()), "positions": positions,
         "workers": [], "sessions": 0, "producers_attached": 0, "session_list": [], "store": str(store),
         "undrained_bytes": undrained_bytes, "unclean": is_unclean,
         "statistics": None,

@@ -98,7 +98,7 @@ class ConsumerGroups:
 
     def notes(self) -> list[str]:
         """Return the damage in config/consumerOffset.json."""
-        return self._offsets.table().notes
+        return self._offsets.notes()
 
     def reset(
         self, topic: str, group: str, to: Literal["first", "last"] | int | datetime, queues: Sequence[int] | None = None,

@@ -163,20 +163,29 @@ def check_seal(content: bytes) -> bool:
 
 # What a damaged or forged document raises: it is not JSON, has other types, deep nesting or very long numbers.
 PARSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-# A string, which stays as it is, or an unquoted integer key after { or , and before a colon.
-_STRING_OR_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+# A string; a comment; a comma before a bracket; or an unquoted integer key after { or , and before a colon.
+_LENIENT = re.compile(r'"(?:[^"\\]|\\.)*"|\'([^"\'\\]*)\'|/\*.*?(?:\*/|\Z)|//[^\n]*|,(?=\s*[}\]])|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
 
-def _quote_key(found: re.Match[str]) -> str:
-    return found[0] if found[2] is None else f'{found[1]}"{found[2]}"'
+def _strict(found: re.Match[str]) -> str:
+    single, before, key = found.groups()
+    if key is not None:
+        return f'{before}"{key}"'
+    return f'"{single}"' if single is not None else found[0] if found[0][0] == '"' else ""
 
 
 def decode_config(text: str) -> Any:
-    """Decode JSON or fastjson text; every key becomes text. FormatError if it is neither."""
+    """Decode JSON or what fastjson reads: a BOM, comments, commas before brackets, single quotes, integer keys without quotes.
+
+    Every key becomes text. FormatError if it is neither.
+    """
     with contextlib.suppress(ValueError, RecursionError):  # nearly always it is strict JSON
         return json.loads(text)
+    text = _LENIENT.sub(_strict, text.removeprefix("\ufeff"))
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
     try:
-        return json.loads(_STRING_OR_KEY.sub(_quote_key, text))
+        return json.loads(_LENIENT.sub(_strict, text))  # a comma or a key that was next to a comment
     except (ValueError, RecursionError) as error:  # RecursionError: brackets that are nested too deeply
         raise FormatError(f"not the text of a config file: {error}") from error
 

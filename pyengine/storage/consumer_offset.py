@@ -6,8 +6,9 @@ change is lost. While a broker has the store open the file is the broker's, and 
 written by a broker or an editor, for whom the acknowledgements by message (acknowledgements.py) do not exist: the next change removes
 those.
 
-A damaged file does not stop a process: it uses the previous file, `.bak`, and `notes` say so. The next change renames the damaged file
-to `.damaged`; it never becomes `.bak`. A file that the system does not let a process read does not count as damaged.
+A damaged file does not stop a process: it uses the previous file, `.bak`, and `notes` say so. The next commit renames the damaged file
+to `.damaged`; it never becomes `.bak`. A start leaves it as it is, for its user to repair. A file that the system does not let a
+process read does not count as damaged.
 
 `config/delayOffset.json` (ScheduleMessageService): level -> next offset in queue level - 1 of SCHEDULE_TOPIC_XXXX. Only the scheduler
 writes it, and recovery.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +107,13 @@ class ConsumerOffsets:
             found.notes.append("there is no older file to use: the groups have no offsets")
         return found
 
+    def notes(self) -> list[str]:
+        """Return sentences about damage, also if the file cannot be read now."""
+        try:
+            return self.table().notes
+        except DiskError as error:
+            return [str(error)]
+
     def read(self, topic: str, group: str) -> dict[int, int]:
         """Return queue id -> the group's next offset; empty for a group that has never committed."""
         return dict(self.table().offsets.get(group_key(topic, group), {}))
@@ -161,9 +170,6 @@ class ConsumerOffsets:
         except DiskError as error:  # for example of a folder that is another user's
             cuts = []
             found.notes.append(f"the acknowledgements of groups could not be read: {error}")
-        if not found.is_damaged and not beyond and not cuts:
-            return list(found.notes)
-
         def change(table: Table) -> None:
             for cut in cuts:
                 cut()
@@ -173,7 +179,10 @@ class ConsumerOffsets:
         notes = [*found.notes, *(f"{key} queue {queue_id}: the offset {found.offsets[key][queue_id]} was beyond the end and is {end} now"
                                  for key, queue_id, end in beyond)]
         try:
-            self._change(change)
+            if beyond:
+                self._change(change)
+            else:
+                change({})
         except (EngineError, OSError) as error:
             notes.append(f"the groups' offsets could not be corrected: {error}")
         return notes
@@ -278,6 +287,8 @@ def _queue_id(text: str) -> int:
 
 
 def _offset(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch("-?[0-9]+", value) or isinstance(value, float) and value.is_integer():
+        value = int(value)  # as fastjson reads "2" and 2.0
     if type(value) is not int or abs(value) > INT64_MAX:
         raise ValueError(f"{value!r} is not an offset")
     return value

@@ -63,6 +63,19 @@ def test_a_body_without_end_is_refused_after_the_first_byte_too_much(engine):
     assert ran.returncode == 1 and f"the body has {most + 1} bytes, {most} are possible" in ran.stderr
 
 
+def test_start_and_status_say_that_the_groups_offsets_are_unusable_and_leave_the_file(engine):
+    one, said = engine("async"), "config/consumerOffset.json cannot be used"
+    assert run("put", one.root, "--topic", "orders", "one").code == 0 and one.stop()
+    path = one.root / "config" / "consumerOffset.json"
+    path.write_text('{"offsetTable":{"orders@billing":{0:1}}')
+    assert said in run("status", one.root).stdout
+    ran = run("start", one.root, *set_options(one.settings))
+    assert ran.code == 0 and said in ran.stderr and said in run("status", one.root).stdout
+    assert path.read_text() == '{"offsetTable":{"orders@billing":{0:1}}'
+    path.write_text('{"offsetTable":{"orders@billing":{0:1}}}')
+    assert said not in run("status", one.root).stdout
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_message_goes_in_and_comes_out(engine, mode):
     one = engine(mode)

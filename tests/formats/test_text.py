@@ -189,9 +189,11 @@ def test_config_text_with_unquoted_integer_keys():
 def test_config_text_inside_strings_is_left_alone():
     text = '{"a":"{3:12,","b\\"{4:5":[1,2,{7:"x"}]}'
     assert decode_config(text) == {"a": "{3:12,", 'b"{4:5': [1, 2, {"7": "x"}]}
+    text = """{"/*":1,"//":"'2'",'it':"'",3:",}"}"""
+    assert decode_config(text) == {"/*": 1, "//": "'2'", "it": "'", "3": ",}"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "{3:12", "offsetTable"])
+@pytest.mark.parametrize("text", ["", "{", "{3:12", "offsetTable", "/*", "/*/*" * 10_000, "'" * 10_001, '{"a":,}'])
 def test_a_wrong_config_text_is_refused(text):
     with pytest.raises(FormatError):
         decode_config(text)

@@ -46,6 +46,28 @@ def test_offsets_that_rocketmq_wrote_are_read_and_kept(tmp_path, path):
     assert path.with_name(path.name + ".bak").read_text() == BY_ROCKETMQ
 
 
+AS_FASTJSON_READS = {
+    "a BOM": b'\xef\xbb\xbf{"offsetTable":{"orders@billing":{0:123,1:45}}}',
+    "texts and floats": b'{"offsetTable":{"orders@billing":{0:"123",1:45.0}}}',
+    "commas before brackets": b'{"offsetTable":{"orders@billing":{0:123,1:45,},\n},}',
+    "single quotes": b"{'offsetTable':{'orders@billing':{0:123,'1':45}}}",
+    "comments": b'{"offsetTable":{ // by hand\n "orders@billing":{/* first */0:123,1:45, /* last */ }}}',
+}
+
+
+@pytest.mark.parametrize("content", AS_FASTJSON_READS.values(), ids=AS_FASTJSON_READS.keys())
+def test_an_edited_file_that_rocketmq_reads_is_read(tmp_path, path, content):
+    path.write_bytes(content)
+    offsets = ConsumerOffsets(tmp_path)
+    assert offsets.read("orders", "billing") == {0: 123, 1: 45} and offsets.notes() == []
+
+
+@pytest.mark.parametrize("offset", [b'"1_0"', b'"x"', b"2.5", b"NaN", b"true", b"null", b"[]"])
+def test_what_is_no_number_is_no_offset(tmp_path, path, offset):
+    path.write_bytes(b'{"offsetTable":{"orders@billing":{0:' + offset + b"}}}")
+    assert any("it is not an offset table" in note for note in ConsumerOffsets(tmp_path).notes())
+
+
 def test_the_stamp_of_an_update_is_of_its_own_table(tmp_path):
     offsets = ConsumerOffsets(tmp_path)
     offsets.commit("orders", "billing", {0: 7})
@@ -65,7 +87,7 @@ HOSTILE = {
     "null": b"null",
     "no table": b'{"other":{}}',
     "a table of lists": b'{"offsetTable":{"orders@billing":[1]}}',
-    "an offset as text": b'{"offsetTable":{"orders@billing":{"0":"7"}}}',
+    "an offset as text": b'{"offsetTable":{"orders@billing":{"0":"seven"}}}',
     "a fraction": b'{"offsetTable":{"orders@billing":{"0":7.5}}}',
     "true": b'{"offsetTable":{"orders@billing":{"0":true}}}',
     "a huge offset": b'{"offsetTable":{"orders@billing":{"0":%s}}}' % (b"9" * 30),

@@ -61,7 +61,7 @@ def test_a_store_whose_offsets_are_right_is_left_alone(builder):
     assert changes(before, picture(builder.root / "config")) == ["consumerOffset.json.lock"], "which has changed hands"
 
 
-def test_a_damaged_file_never_keeps_a_store_from_coming_up_and_is_made_anew(builder):
+def test_a_damaged_file_never_keeps_a_store_from_coming_up_and_stays_until_the_next_commit(builder):
     builder.put("orders", b"x")
     offsets = ConsumerOffsets(builder.root)
     offsets.commit("orders", "billing", {0: 0})
@@ -70,7 +70,9 @@ def test_a_damaged_file_never_keeps_a_store_from_coming_up_and_is_made_anew(buil
     path.write_bytes(b"\0" * 64)
     report = recover(MessageStore(builder.root, builder.geometry))
     assert any("consumerOffset.json.bak is used" in note for note in report.notes)
-    assert offsets.table().notes == [] and offsets.read("orders", "billing") == {0: 0}
+    assert path.read_bytes() == b"\0" * 64 and offsets.read("orders", "billing") == {0: 0}
+    offsets.commit("orders", "billing", {0: 1})
+    assert offsets.notes() == [] and offsets.read("orders", "billing") == {0: 1}
     assert path.with_name(path.name + ".damaged").read_bytes() == b"\0" * 64
 
 
@@ -79,7 +81,18 @@ def test_a_folder_in_the_place_of_the_file_is_a_note(builder):
     os.mkdir(builder.root / "config" / "consumerOffset.json")
     notes = ConsumerOffsets(builder.root).lower({("orders", 0): 1})
     assert any("config/consumerOffset.json cannot be used" in note for note in notes)
-    assert (builder.root / "config" / "consumerOffset.json.damaged").is_dir() and ConsumerOffsets(builder.root).table().notes == []
+    ConsumerOffsets(builder.root).commit("orders", "billing", {0: 1})
+    assert (builder.root / "config" / "consumerOffset.json.damaged").is_dir() and ConsumerOffsets(builder.root).notes() == []
+
+
+def test_offsets_beyond_a_queue_are_lowered_although_only_the_previous_file_has_them(builder):
+    builder.put("orders", b"x")
+    offsets = ConsumerOffsets(builder.root)
+    offsets.commit("orders", "billing", {0: 5})
+    offsets.commit("orders", "billing", {0: 6})
+    (builder.root / "config" / "consumerOffset.json").write_bytes(b"{")
+    assert any("the offset 5 was beyond the end and is 1 now" in note for note in offsets.lower({("orders", 0): 1}))
+    assert offsets.notes() == [] and offsets.read("orders", "billing") == {0: 1}
 
 
 def test_a_delay_level_whose_waiting_messages_were_lost_delivers_what_comes_in_their_place(builder):
