@@ -51,6 +51,17 @@ def test_a_link_in_a_circle_among_segments_is_refused_with_its_name(store, folde
         recover(MessageStore(store.root, store.geometry))
 
 
+@pytest.mark.parametrize("stray", ["commitlog/00000000000000000000~", "consumequeue/T/0/x.swp"])
+def test_a_stray_file_among_segments_keeps_no_reader_out_and_is_named_by_recovery(store, stray):
+    with pyengine.open_store(store.root, **settings(store)) as early:
+        before = early.get_message("T", 0, 0, max_messages=32).messages
+        (store.root / stray).touch()
+        assert early.get_message("T", 0, 0, max_messages=32).messages == before
+        assert read(store) == len(before)
+    with pytest.raises(StoreRefusedError, match=f"{stray} does not belong there"):
+        recover(MessageStore(store.root, store.geometry))
+
+
 def test_a_pipe_or_a_folder_in_the_index_keeps_no_reader_waiting(store):
     os.mkfifo(store.root / "index" / "20991231235959999")
     os.mkfifo(store.root / "index" / "x")
