@@ -13,9 +13,8 @@ from typing import Annotated, Any, Generic, Literal, NewType, TypedDict, TypeVar
 import pytest
 
 import pyengine
+from broker_lock import held_by_a_broker
 from pyengine.errors import ConfigError, EngineUnavailableError, NotAStoreError, StoreBusyError, UsageError
-from pyengine.storage import config_table
-from pyengine.storage.read_level import StoreUse
 from pyengine.testing import make_message
 from waiting import eventually
 
@@ -79,13 +78,13 @@ def test_a_deleted_topic_keeps_its_messages_and_comes_back_with_the_next_one(und
     eventually(lambda: entry(undelayed.path, names[0]), "its entry is made again")
 
 
-def test_a_store_that_is_not_there_or_a_brokers_is_an_error(tmp_path, builder, monkeypatch):
+def test_a_store_that_is_not_there_or_a_brokers_is_an_error(tmp_path, builder):
     with pytest.raises(NotAStoreError):
         pyengine.Topics(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="queues"):
         pyengine.Topics(builder.root, queues=4)
-    monkeypatch.setattr(config_table, "store_use", lambda root: StoreUse.OTHER)
-    with pytest.raises(StoreBusyError):
+    (builder.root / "lock").touch()
+    with held_by_a_broker(builder.root), pytest.raises(StoreBusyError):
         pyengine.Topics(builder.root).create("orders")
 
 
