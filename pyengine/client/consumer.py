@@ -425,11 +425,22 @@ class Consumer:
         """Return what reads one of several topics."""
         if topic not in self.topics:
             raise UsageError(f"this consumer does not read {topic!r}, but {', '.join(self.topics)}")
-        if topic == self.topic:
+        if self._choice.is_one:
             return self
-        part = self._parts[topic]
+        part = self._parts[topic] if topic != self.topic else _FirstPart.__new__(_FirstPart)
+        if topic == self.topic:
+            part.__dict__ = self.__dict__  # which has the queues of the first topic
         part._whole = self
         return part
+
+    @property
+    def _names_queues(self) -> bool:
+        """Whether a queue id names a queue: one topic is read."""
+        return self._choice.is_one
+
+    def _require_one_topic(self, call: str) -> None:
+        if not self._names_queues:
+            raise UsageError(f"this consumer is one of several topics, to one of which a queue or an offset belongs: part(topic).{call}")
 
     @property
     def _consumers(self) -> list[Consumer]:
@@ -652,7 +663,7 @@ class Consumer:
     def commit(self, messages: Message | Iterable[Message] | None = None) -> dict[int, int]:
         """Store durably that these messages (None: all delivered), and all before them in their queues, are done.
 
-        Returns queue id -> next offset.
+        Returns queue id -> next offset; of several topics nothing.
         """
         self._require_group()
         given = [(one, None) for one in self._consumers] if messages is None else self._split(messages)
@@ -666,7 +677,7 @@ class Consumer:
                     self._stir()
             self._commit_done()
             with self._state:
-                return {queue_id: held.committed for queue_id, held in self._held.items()}
+                return {queue_id: held.committed for queue_id, held in self._held.items() if self._names_queues}
 
     def ack(self, messages: Message | Iterable[Message]) -> None:
         """Say that these messages are done, in any order; with auto_commit it only warns."""
@@ -738,14 +749,11 @@ class Consumer:
         if isinstance(self._session, SharedSession):
             raise UsageError(f"members of {self.group} share messages, so none of them can seek: ConsumerGroups.reset() sets all of them")
         self._require_open()
-        if self._parts and queue_id is None:
-            if is_offset(to):
-                raise UsageError("an offset belongs to one topic: part(topic).seek()")
-            for part in self._parts.values():
-                part.seek(None, to)
-        elif self._parts:
-            raise UsageError("a queue belongs to one topic: part(topic).seek()")
-        chosen = self.assignment if queue_id is None else [arguments.integer(queue_id, "queue_id")]
+        if queue_id is not None or is_offset(to):
+            self._require_one_topic("seek()")
+        for part in () if self._names_queues else self._parts.values():
+            part.seek(None, to)
+        chosen = self._queues if queue_id is None else [arguments.integer(queue_id, "queue_id")]
 
         def place(queue_id: int) -> int:
             if not is_offset(to):
@@ -760,7 +768,7 @@ class Consumer:
             for each in chosen:
                 held = self._held.get(each)
                 if held is None or held.releasing_since_s is not None:
-                    raise UsageError(f"this consumer does not own queue {each} of {self.topic} now; it owns {self.assignment}")
+                    raise UsageError(f"this consumer does not own queue {each} of {self.topic} now; it owns {self._queues}")
             for each, offset in offsets.items():
                 self._held[each].seek(offset)
         self._beat.rouse()
@@ -769,6 +777,8 @@ class Consumer:
     def pause(self, queues: Iterable[int] | None = None) -> None:
         """Deliver nothing of these queues (None: all, and retries) until resume(), and keep them."""
         self._require_open()
+        if queues is not None:
+            self._require_one_topic("pause()")
         chosen = self._reader.queue_ids(self.topic) if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
@@ -783,6 +793,8 @@ class Consumer:
 
     def resume(self, queues: Iterable[int] | None = None) -> None:
         """End pause()."""
+        if queues is not None:
+            self._require_one_topic("resume()")
         chosen = None if queues is None else arguments.queue_ids(queues)
         with self._state:
             self._require_open()
@@ -796,27 +808,42 @@ class Consumer:
 
     @property
     def paused(self) -> list[int]:
+        self._require_one_topic("paused")
         with self._state:
             return sorted(self._paused)
 
     def total_lag(self) -> int:
         """Return how many messages of its topics and retry topic are not committed."""
-        return sum(queue.lag for one in self._consumers for queue in one.lag().values())
+        return sum(queue.lag for one in self._consumers for queue in one._lag().values())
 
     def lag(self) -> dict[int, QueueLag]:
-        """Return the lag by queue id."""
+        """Return the lag by queue id; of several topics total_lag()."""
+        self._require_one_topic("lag()")
+        return self._lag()
+
+    def _lag(self) -> dict[int, QueueLag]:
         self._require_open()
-        offsets = self._session.stored() if self._session else self.positions
+        offsets = self._session.stored() if self._session else self._positions
         return queue_lags(self._reader, self.topic, offsets, self._options.level)
 
     @property
     def assignment(self) -> list[int]:
+        self._require_one_topic("assignment")
+        return self._queues
+
+    @property
+    def _queues(self) -> list[int]:
         with self._state:
             return sorted(queue_id for queue_id, held in self._held.items() if held.releasing_since_s is None)
 
     @property
     def positions(self) -> dict[int, int]:
         """Queue id -> the next offset to read."""
+        self._require_one_topic("positions")
+        return self._positions
+
+    @property
+    def _positions(self) -> dict[int, int]:
         with self._state:
             return {queue_id: held.next_offset for queue_id, held in sorted(self._held.items())}
 
@@ -828,7 +855,7 @@ class Consumer:
 
     def __repr__(self) -> str:
         group = f"group {self.group!r}" if self.group is not None else "no group"
-        state = "closed" if self._is_closed else f"queues {self.assignment}"
+        state = "closed" if self._is_closed else f"queues {self._queues}" if self._names_queues else "open"
         return f"Consumer({self.topics if self._parts else self.topic!r}, {group}, {state}, {str(self._reader.name)!r})"
 
     def __enter__(self) -> Self:
@@ -1610,6 +1637,14 @@ class Consumer:
             self.notes.append(sentence)
             del self.notes[:-NOTES_MAX]
             _LOG.warning("%s", sentence)
+
+
+class _FirstPart(Consumer):
+    """A consumer of several topics as that of the first, for the calls that name queues."""
+
+    @property
+    def _names_queues(self) -> bool:
+        return True
 
 
 _Asker = tuple[int, "asyncio.Task[Any] | None"]  # a thread, and the task that runs in it

@@ -96,7 +96,7 @@ def test_each_acknowledgement_is_its_topics(engine, names, topics, consume, shar
     assert names_of(found) == [(topic, body) for topic in topics[:2] for body in (b"1", b"2")] and consumer.topics == topics
     consumer.ack([each for each in found if each.topic == topics[1]])
     consumer.ack(next(each for each in found if each.topic == topics[0] and each.body == b"1"))
-    assert consumer.commit([]) == {0: 1}
+    assert consumer.part(topics[0]).commit([]) == {0: 1} and consumer.commit([]) == {}
     stored = ConsumerOffsets(engine.path).read
     assert (stored(topics[0], names[1]), stored(topics[1], names[1])) == ({0: 1}, {0: 2})
     assert consumer.total_lag() == 1 and consumer.part(topics[1]).lag()[0].lag == 0
@@ -277,6 +277,38 @@ def test_a_choice_that_is_none_is_refused(consume, wrong):
 def test_queues_of_several_topics_are_refused(consume, topics):
     with pytest.raises(UsageError, match="belong to one topic"):
         consume(topics, queues=[0])
+
+
+@pytest.mark.parametrize("is_pattern", [False, True])
+@pytest.mark.parametrize("call", [
+    lambda one: one.lag(), lambda one: one.positions, lambda one: one.assignment, lambda one: one.paused, lambda one: one.pause([0]),
+    lambda one: one.resume([0]), lambda one: one.seek(0, "first"), lambda one: one.seek(0, 0), lambda one: one.seek(None, 0)])
+def test_what_names_queues_is_refused_for_several_topics_and_belongs_to_each_of_them(engine, names, topics, consume, call, is_pattern):
+    put(engine, topics[0], b"1")
+    consumer = consume(re.compile(re.escape(names[0]) + "-[ab]") if is_pattern else topics[:2])
+    with pytest.raises(UsageError, match=r"part\(topic\)\."):
+        call(consumer)
+    pull(consumer)
+    call(consumer.part(topics[0]))
+    assert topics[0] in repr(consumer)
+
+
+def test_each_part_has_the_queues_of_its_topic(engine, topics, consume):
+    put(engine, topics[0], b"1")
+    put(engine, topics[1], b"2", b"3")
+    consumer = consume(topics[:2])
+    pull(consumer, 3)
+    parts = [consumer.part(topic) for topic in topics[:2]]
+    assert [part.positions for part in parts] == [{0: 1}, {0: 2}] and [part.lag()[0].lag for part in parts] == [1, 2]
+    parts[0].seek(None, "first")
+    assert [part.positions for part in parts] == [{0: 0}, {0: 2}]
+    parts[0].seek(0, 1)
+    parts[0].pause([0])
+    assert [part.paused for part in parts] == [[0], []]
+    parts[0].resume([0])
+    assert [part.commit() for part in parts] == [{0: 1}, {0: 2}] and consumer.commit() == {} and consumer.total_lag() == 0
+    consumer.seek(None, "first")
+    assert names_of(pull(consumer, 3)) == [(topics[0], b"1"), (topics[1], b"2"), (topics[1], b"3")]
 
 
 def test_a_waiting_consumer_wakes_for_each_topic(engine, topics, consume):
