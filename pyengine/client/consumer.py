@@ -1352,6 +1352,8 @@ class Consumer:
     def _housekeep_once(self) -> None:
         try:
             self._housekeep()
+            if not any(one._has_unstored() for one in self._consumers):
+                self._background_error = None  # of before: all is stored by now
         except StoreBusyError as error:  # it is recovered, or a broker has it open: a later try may succeed
             self._note(str(error))
         except Exception as error:  # noqa: BLE001 - the program gets any error, and the thread tries again

@@ -1238,6 +1238,21 @@ def test_trouble_in_the_background_is_raised_to_the_program(builder, consume):
     assert stored(builder) == {0: 3}, "and it goes on once the trouble is over"
 
 
+def test_trouble_that_is_over_is_not_raised_to_the_program(builder, consume):
+    expected = fill(builder, 3)
+    consumer = consume(commit_interval_s=0)
+    consumer.pull(1)
+    lock = builder.root / "config" / "consumerOffset.json.lock"
+    eventually(lambda: lock.exists(), "the group's offsets begin")
+    lock.unlink()
+    lock.mkdir()
+    assert bodies(consumer.pull(1)) == expected[1:2]
+    housekeep_once(consumer)
+    lock.rmdir()
+    housekeep_once(consumer)
+    assert stored(builder) == {0: 1} and bodies(consumer.pull(1)) == expected[2:]
+
+
 def test_a_removed_members_file_costs_a_redelivery_at_most(builder, consume):
     expected = fill(builder, 6)
     consumer = consume()
