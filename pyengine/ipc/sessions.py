@@ -53,6 +53,7 @@ from pyengine.native import control as native
 from pyengine.native import session as native_session
 from pyengine.native import waiting
 from pyengine.native.failpoints import failpoint
+from pyengine.storage.file_system import free_bytes
 from pyengine.storage.ofd_lock import find_lock, try_lock
 
 if TYPE_CHECKING:
@@ -383,8 +384,12 @@ class SessionServer:
 
     def no_session_reason(self) -> str:
         """Return why a request for a session would fail now; "" if it would succeed."""
+        folder = self._memory.folder.path
+        needed = native_session.session_bytes(self._memory.identity.session_ring_bytes_default)
         try:
-            os.close(os.open(self._memory.folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            os.close(os.open(folder / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            if free_bytes(folder) < needed:
+                return f"no session can be opened: {folder.parent} has no room for {needed:,} bytes"
         except FileNotFoundError:  # the engine stops for that reason
             return ""
         except OSError as error:

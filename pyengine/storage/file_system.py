@@ -19,6 +19,7 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -402,7 +403,7 @@ def derived_room_bytes(log_bytes: int) -> int:
 def free_bytes(folder: str | os.PathLike[str]) -> int:
     """Return the bytes that a process without privileges can still use on this file system."""
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+    return status.f_bavail * status.f_frsize if status.f_blocks else sys.maxsize  # a tmpfs of size=0 has no limit
 
 
 def reserve_dispatch_space(folder: Path, wanted_bytes: int, undispatched_bytes: int, index_bytes: int) -> None:

@@ -9,8 +9,10 @@ import subprocess
 
 import pytest
 
+import pyengine
 from broker_lock import held_by_a_broker
 from fix_cli import changes, picture, run, spawn
+from fix_small_disk import fill
 from pyengine.engine_config import DAY_MS
 from pyengine.ipc import store_lock
 from pyengine.ipc.control_block import now_ms
@@ -262,3 +264,17 @@ def test_a_lock_of_another_container_is_a_brokers_too(golden, monkeypatch):
     monkeypatch.setattr(store_lock, "find_lock", lambda descriptor, byte: lock if byte == 0 else None)
     assert "runs in another container" in run("status", store.root, "--json").document["reason"]
     assert run("start", store.root).code == 5
+
+
+@pytest.mark.root
+def test_an_engine_whose_shared_memory_has_no_room_for_a_session_says_so_until_it_has(make_small_disk, make_engine):
+    disk = make_small_disk("16m")
+    engine = make_engine(shm_directory=str(disk), session_ring_bytes=1 << 20)
+    engine.start()
+    eventually(lambda: status(engine)["verdict"] == "ok", "ready")
+    fill(disk / "other")
+    eventually(lambda: status(engine)["verdict"] == "warning", "it is noticed")
+    assert f"no session can be opened: {disk} has no room" in status(engine)["summary"]
+    (disk / "other").unlink()
+    eventually(lambda: status(engine)["verdict"] == "ok", "there is room again")
+    pyengine.connect(engine.root).close()
