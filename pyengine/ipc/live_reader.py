@@ -146,9 +146,10 @@ class LiveWatermark:
                 self._memory = None
             elif known is None or known.retired or not known.folder.is_named(known.control_object):
                 self._memory = None
+                boot_id = read_boot_id()
                 with contextlib.suppress(EngineUnavailableError):  # another user's engine, or one that starts or stops
                     memory = EngineMemory.of(self._root)
-                    if memory.boot_id != read_boot_id():
+                    if memory.boot_id != boot_id:
                         memory.close()
                         return None
                     self._opened.add(memory)

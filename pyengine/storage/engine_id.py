@@ -11,6 +11,7 @@ a copy, or a clone of the whole disk, never finds the original's objects, even b
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -90,9 +91,12 @@ def raise_epoch(root: str | os.PathLike[str]) -> int:
     return epoch
 
 
+@functools.cache  # so that a process reads it once, and need not have a descriptor later
 def read_boot_id() -> bytes:
     """Return 16 bytes that are different after each boot of the machine."""
-    return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    path = Path("/proc/sys/kernel/random/boot_id")
+    with disk_errors("read", path):
+        return uuid.UUID(path.read_text().strip()).bytes
 
 
 def _read(path: Path) -> tuple[EngineId, int] | None:
