@@ -154,7 +154,7 @@ def test_a_plan_opens_each_queue_once_and_hands_little_to_the_tasks(builder, mon
     found = parts(builder.root, subscribePattern=".*", access="queue", minPartitions=4)
     is_noting = False
     opened = {path: count for (event, path), count in seen.items() if event == "open"}
-    assert len(opened) == topics * queues and set(opened.values()) == {1}
+    assert len(opened) == topics * queues and sum(opened.values()) <= len(opened) + 1  # one tells that a topic has messages of its own
     assert sum(seen.values()) <= 3 * topics * queues + 2 * topics  # a file, and two lists of its folder
     assert sum(one.end - one.first for part in found for one in part.slices) == topics * queues
     assert len(pickle.dumps(found)) < 200 * topics * queues  # so 1 MB are 5,000 queues
