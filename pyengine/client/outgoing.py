@@ -570,7 +570,6 @@ class FirstPuts:
 
         self._reader = LiveStoreReader(root)
         self._reading = threading.RLock()
-        self._has_index = False  # once a key was found
 
     @contextmanager
     def locked(self, topic: str, unique_key: str, timeout_s: float) -> Iterator[None]:
@@ -599,15 +598,11 @@ class FirstPuts:
                     and found.transaction_type in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)]
         return min(hits, key=lambda found: found.physical_offset, default=None)
 
-    def wait_for(self, topic: str, unique_key: str, result: PutResult) -> None:
-        """Wait until the index has what was put, or cannot have it in time; UsageError if the engine keeps no index."""
-        is_indexed = False
+    def wait_for(self, result: PutResult) -> None:
+        """Wait until the index has what was put, or cannot have it in time."""
         with suppress(EngineError), self._reading:
-            is_indexed = result.stored and self._is_indexed(result.physical_offset + result.size_bytes)
-        if is_indexed and not self._has_index:
-            self._has_index = self.find(topic, unique_key) is not None
-            if not self._has_index:
-                raise UsageError(f"{result.msg_id} is stored, but once cannot find it: the engine runs with message_index_enable=false")
+            if result.stored:
+                self._is_indexed(result.physical_offset + result.size_bytes)
 
     def result(self, first: Message, level: ReadLevel, timeout_s: float) -> PutResult:
         """Return the result of the first put, once the message is as durable as this put is to be, or a status that says it is not."""

@@ -148,7 +148,8 @@ def _of_run(config: EngineConfig, folder: SharedFolder) -> EngineConfig:
     given = [name for name in KEPT_NAMES if config.origins.get(name) in (ENVIRONMENT, SET)]
     with contextlib.suppress(EngineUnavailableError):
         run = read_run_settings(folder)
-        return replace(config, **{name: getattr(run, name) for name in KEPT_NAMES if name not in given})
+        return replace(config, message_index_enable=run.message_index_enable,
+                       **{name: getattr(run, name) for name in KEPT_NAMES if name not in given})
     return config
 
 
@@ -249,6 +250,8 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             if not message.unique_key:
                 raise UsageError("once recognises a message by its unique_key: give one")
             if isinstance(entry, PutEntry):
+                if not self._puts.settings.message_index_enable:
+                    raise UsageError("once finds a unique_key by the index, and the engine runs with message_index_enable=false")
                 entry = self._checked(self._put_once, message, entry, timeout_s)
             return cast(PutResult, self._puts.give(entry))
         return cast(PutResult, self._put(entry, timeout_s))
@@ -266,7 +269,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             first = firsts.find(message.topic, unique_key)
             if first is None:
                 result = cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
-                firsts.wait_for(message.topic, unique_key, result)
+                firsts.wait_for(result)
                 return result
         level = ReadLevel.REPLICATED if waits & native.CONFIRMED else ReadLevel.FLUSHED if waits else ReadLevel.COMMITTED
         return firsts.result(first, level, limit_s)

@@ -146,3 +146,4 @@ def test_what_once_cannot_do_is_an_error(engine, producer, names, tmp_path):
     with pyengine.Engine(tmp_path / "store", message_index_enable="false", **SMALL) as other, other.connect() as without:
         with pytest.raises(UsageError, match="message_index_enable"):
             without.put("orders", b"x", unique_key="k", once=True)
+        assert without.put("orders", b"the first one", queue_id=0).queue_offset == 0
