@@ -40,7 +40,7 @@ from pyengine.client.consumer import consume
 from pyengine.client.consumer_groups import AtOffset
 from pyengine.client.outgoing import DelayedCancels, OutgoingMessage, RefusedError, check
 from pyengine.engine_config import keywords
-from pyengine.errors import EngineError, ExitCode, FormatError, UsageError, command, did_you_mean
+from pyengine.errors import EngineError, ExitCode, FormatError, command, did_you_mean
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
 from pyengine.results import GetResult, GetStatus, PutResult
 from pyengine.storage.config import existing_store
@@ -162,7 +162,7 @@ def message(store: Path, settings: dict[str, str], msg_id: str, topic: str | Non
 
 
 def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tuple[Message | None, int]:
-    """Return the message, and how many others have the same UNIQ_KEY; UsageError for a text that is not an id."""
+    """Return the message, and how many others have the same UNIQ_KEY; EngineError for a text that is neither that nor an id."""
     if len(msg_id) < 20 and msg_id.isascii() and msg_id.isdecimal():
         return reader.message_at(int(msg_id)), 0
     wrong: FormatError | None = None
@@ -175,7 +175,7 @@ def _find_message(reader: LiveStoreReader, msg_id: str, topic: str | None) -> tu
     topics = reader.topics() if topic is None else [topic]
     hits = [one for name in topics for one in reader.query_message(name, msg_id) if one.uniq_key == msg_id]
     if not hits and wrong is not None:
-        raise UsageError(f"{wrong}, and no message has it as its UNIQ_KEY; or give a position in the log, a plain number") from wrong
+        raise EngineError(f"{wrong}, and no message has it as its UNIQ_KEY; or give a position in the log, a plain number") from wrong
     hits.sort(key=lambda one: (one.topic in (SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC), one.physical_offset))
     return (hits[0], len(hits) - 1) if hits else (None, 0)
 
@@ -318,7 +318,8 @@ def tail(store: Path, settings: dict[str, str], as_json: bool, raw: bool, topic:
       pyengine tail STORE --topic orders --from first --no-follow --json
     """
     queue_ids, max_messages = choice.pop("queue_ids"), choice.pop("max_messages")
-    place: Place = choice.pop("place") or ("last" if group is None else "first")
+    given: Place | None = choice.pop("place")
+    place: Place = given if given is not None else "last" if group is None else "first"
     start = AtOffset(place) if isinstance(place, int) else place
     with reading(store, settings) as reader:
         if not follow and topic not in reader.topics() and topic not in TopicConfigs(store).read().rows:
