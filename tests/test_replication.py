@@ -267,8 +267,10 @@ def test_an_old_master_that_returns_refuses_puts_until_it_is_a_slave(make_engine
     new.stop()
     old.start()
     assert put(old.root, b"again") == [PutStatus.SERVICE_NOT_AVAILABLE], "it remembers, although it is alone"
-    refused = run("promote", old.root)
-    assert refused.code == 1
+    refused = run("promote", old.root, "--force")
+    assert refused.code == 1 and "is a master already" in refused.stderr and "first `pyengine stop" in refused.stderr, refused
+    waited = run("wait", old.root, "--timeout", 3600)
+    assert waited.code == 1 and "a master of a higher term has taken this store's place" in waited.stderr, waited
     old.stop()
     new.settings |= {"broker_role": "ASYNC_MASTER", "ha_listen_port": port, "ha_master_address": ""}
     new.start()

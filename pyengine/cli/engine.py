@@ -23,7 +23,7 @@ from pyengine.cli.output import (
     store_command,
 )
 from pyengine.engine_config import keywords
-from pyengine.errors import EngineError, ExitCode, UsageError, command
+from pyengine.errors import EngineError, EngineUnavailableError, ExitCode, UsageError, command, passing
 from pyengine.ipc.store_lock import owning
 from pyengine.storage.config import existing_store, load_config, set_arguments
 from pyengine.storage.log_holds import lowest_log_hold
@@ -111,19 +111,26 @@ def become_supervisor(store: Path, settings: dict[str, str]) -> NoReturn:
 @store_command
 @click.option("--timeout", "timeout_s", type=NumberRange(min=0), default=60.0, show_default=True, help="Longest wait, in seconds.")
 def wait(store: Path, settings: dict[str, str], timeout_s: float) -> Reply:
-    """Wait until the engine of a store takes puts. Another process may make the store and start it.
+    """Wait until the engine of a store takes puts. Another process may start it later.
 
-    Exit code 1: not in time, or it cannot (degraded, another user's).
+    Exit code 1: not in time, or it cannot (degraded, a slave, fenced, another user's).
 
     \b
     Example:
       pyengine wait STORE && exec python my_service.py
     """
+    from pyengine.cli.engine_status import why_fenced
     from pyengine.ipc.session_client import open_session, require_engine, until_ready
+    from pyengine.native import control as native
 
     def attempt(left_s: float) -> None:
         require_engine(store)
-        open_session(store, timeout_s=left_s).close()
+        with open_session(store, timeout_s=left_s) as session:
+            refused = native.load(session.memory.control.state, "refuse_puts")
+        if refused & (native.REFUSE_SLAVE | native.REFUSE_FENCED):
+            raise EngineError(f"{store}: {why_fenced(refused) or 'a slave takes no puts: put to its master'}")
+        if refused:
+            raise passing(EngineUnavailableError(f"the engine on {store} takes no puts now; {command('status', store)} says why"))
 
     started_s = time.monotonic()
     load_config(store, settings)

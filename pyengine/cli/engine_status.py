@@ -126,7 +126,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.READ_ONLY, (reason or "the store is frozen") if frozen else ""),
         Finding(Verdict.STUCK, lost),
         Finding(Verdict.READ_ONLY, _why_full(refused, document["disk"])),
-        Finding(Verdict.READ_ONLY, _why_fenced(refused)),
+        Finding(Verdict.READ_ONLY, why_fenced(refused)),
         Finding(Verdict.STOPPING, "the engine is stopping" if document["stopping"] else ""),
         _supervisor(memory, living, workers),
         Finding(Verdict.STUCK, "; ".join(still)),
@@ -168,7 +168,8 @@ def _why_full(refused: int, disk: dict[str, Any]) -> str:
     return disk.get("reason") or "the disk is full: the store takes puts again once there is room"
 
 
-def _why_fenced(refused: int) -> str:
+def why_fenced(refused: int) -> str:
+    """Return why an engine refuses puts with these bits for another master's sake, "" if it does not."""
     if not refused & native.REFUSE_FENCED:
         return ""
     return ("a master of a higher term has taken this store's place, so puts are refused: start it as that one's slave "

@@ -149,7 +149,9 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
 
     with EngineMemory.of(root) as memory:
         if ROLE_NAMES[memory.identity.role] != SLAVE:
-            raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]})")
+            is_fenced = native.load(memory.control.state, "refuse_puts") & native.REFUSE_FENCED
+            hint = f", but fenced: to make it the only one again, first {command('stop', root)}, then give --force" if is_fenced else ""
+            raise EngineError(f"{root} is a master already ({ROLE_NAMES[memory.identity.role]}){hint}")
         start = launch_settings(root, memory)
         slave = load_config(root, start.settings)
         told = read_masters(memory.folder)[:1] if slave.learns_master else []

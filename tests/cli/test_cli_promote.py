@@ -104,6 +104,8 @@ def test_promote_restarts_a_running_slave_as_a_master_with_its_settings(make_eng
     one.start()
     monkeypatch.delenv("PYENGINE_SLAVE_TIMEOUT_MS")
     assert run("put", one.root, "--topic", "T", "x").code != 0
+    waited = run("wait", one.root, "--timeout", 3600)
+    assert waited.code == 1 and "a slave takes no puts: put to its master" in waited.stderr, waited
     supervisor = one.pid("supervisor")
     done = run("promote", one.root, "--json")
     assert done.code == 0, done
