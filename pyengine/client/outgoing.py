@@ -27,6 +27,7 @@ from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, DelayedId, DelayMark, timed_properties, wait_level
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, string_hash
+from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import FORBIDDEN_TOPICS, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets
@@ -38,8 +39,6 @@ from pyengine.storage.replication_state import ROLES, ReplicationStateFile
 
 if TYPE_CHECKING:
     import pyarrow
-
-    from pyengine.ipc.live_reader import LiveStoreReader
 
 _RESERVED = constants.RESERVED_PROPERTY_NAMES | constants.INTERNAL_PROPERTY_NAMES
 _FORBIDDEN = ("\x00", constants.NAME_VALUE_SEPARATOR, constants.PROPERTY_SEPARATOR)
@@ -566,8 +565,6 @@ class FirstPuts:
     """
 
     def __init__(self, root: Path) -> None:
-        from pyengine.ipc.live_reader import LiveStoreReader  # which a producer does not need otherwise
-
         self._reader = LiveStoreReader(root)
         self._reading = threading.RLock()
 

@@ -41,6 +41,7 @@ from pyengine.client.outgoing import (
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import BORN_HOST, TIMEOUT_S_MAX, PutEntry, Submitter, host_flags
+from pyengine.client.transactions import GroupTransactions  # not when it is used: an upgrade may have replaced the file then
 from pyengine.engine_config import KEPT_NAMES, EngineSettings
 from pyengine.errors import EngineUnavailableError, UsageError, command
 from pyengine.formats import constants
@@ -52,6 +53,7 @@ from pyengine.formats.record import (
     is_wait_store_ok,
     record_size,
 )
+from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus, ReadLevel
 from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywords, load_config
@@ -60,7 +62,7 @@ from pyengine.storage.engine_id import read_engine_id
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from pyengine.client.transactions import Checker, GroupTransactions, Transaction
+    from pyengine.client.transactions import Checker, Transaction
     from pyengine.ipc.session_client import OpenSession
     from pyengine.ipc.shared_objects import SharedFolder
 
@@ -347,8 +349,6 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         if why := self._puts.why_unusable:
             raise UsageError(why)
         if self._delayed_cancels is None:
-            from pyengine.ipc.live_reader import LiveStoreReader
-
             made = DelayedCancels(LiveStoreReader(self._puts.root))
             if self._delayed_cancels is None:
                 self._delayed_cancels = made
@@ -402,8 +402,6 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
     def _in_groups(self) -> GroupTransactions:
         if self._group_transactions is None:
-            from pyengine.client.transactions import GroupTransactions
-
             made = GroupTransactions(weakref.proxy(self))  # so that a producer that is dropped ends
             if self._group_transactions is None:
                 self._group_transactions = made

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         ms_topic_stats,
     )
 
-SESSION_SLOTS = native.SESSION_SLOTS
+SESSION_SLOTS: int = native.SESSION_SLOTS
 MODE_NAMES = {native.MODE_MAPPED: "async", native.MODE_POOL: "pool", native.MODE_SYNC: "sync"}
 MODE_NUMBERS = {name: number for number, name in MODE_NAMES.items()}
 STATE_NAMES = {

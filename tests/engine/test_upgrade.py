@@ -192,6 +192,34 @@ def test_take_over_of_a_store_that_nobody_runs_starts_it(make_engine):
     assert run("start", engine.root, "--take-over").code == 0
 
 
+PRODUCER = """
+import sys
+from datetime import timedelta
+import pyengine
+with pyengine.connect(sys.argv[1]) as producer:
+    print("connected", flush=True)
+    sys.stdin.readline()
+    assert producer.put("T", b"once", unique_key="k", once=True).ok
+    assert producer.cancel_delayed(producer.put("T", b"later", deliver_at=timedelta(days=1)).msg_id)
+    with producer.transaction() as transaction:
+        transaction.put("T", b"together")
+"""
+
+
+def test_a_running_producer_needs_no_file_of_the_package_any_more(make_engine, tmp_path):
+    """An install of another version replaces the files of programs that run."""
+    engine = make_engine()
+    engine.start()
+    shutil.copytree(Path(pyengine.__file__).parent, tmp_path / "installed" / "pyengine", ignore=shutil.ignore_patterns("__pycache__"))
+    with subprocess.Popen([sys.executable, "-P", "-c", PRODUCER, str(engine.root)], env=environment(PYTHONPATH=str(tmp_path / "installed")),
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "connected\n"
+        shutil.rmtree(tmp_path / "installed")
+        _, said = program.communicate("go\n", timeout=scaled_timeout_s(60))
+    assert program.returncode == 0, said
+    eventually(lambda: stored(engine) == [b"once", b"together"], "both are dispatched")
+
+
 @pytest.fixture
 def other_layout(make_engine):
     """An engine whose control block says that another version made it; its supervisor does not look. change(False) ends that."""
