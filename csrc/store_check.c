@@ -43,7 +43,7 @@ int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit
     return count;
 }
 
-int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32_t *heads)
+int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32_t end, int32_t *heads)
 {
     const uint8_t *const first_slot = file + MS_INDEX_HEADER_BYTES;
     const uint8_t *const entry_zero = first_slot + 4 * (int64_t)slots;
@@ -54,9 +54,15 @@ int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32
             return n;
         heads[hash % slots] = n;
     }
-    for (int32_t slot = 0; slot < slots; slot++)
-        if (ms_get_i32(first_slot + 4 * (int64_t)slot) != heads[slot])
+    for (int32_t slot = 0; slot < slots; slot++) {
+        int32_t newest = ms_get_i32(first_slot + 4 * (int64_t)slot);
+        for (int32_t after = end; newest >= count && newest < after;) {
+            after = newest;
+            newest = ms_get_i32(entry_zero + MS_INDEX_ENTRY_BYTES * (int64_t)after + 16);
+        }
+        if (newest != heads[slot])
             return -1 - (int64_t)slot;
+    }
     return 0;
 }
 

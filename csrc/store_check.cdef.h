@@ -13,10 +13,10 @@ int64_t ms_check_entries(const uint8_t *view, int64_t base_offset, int64_t limit
                          int32_t topic_bytes, int32_t queue_id, int64_t first_queue_offset, const uint8_t *entries,
                          int64_t count, int64_t after, int check_tags, int check_offset);
 
-/* Return 0 if every entry of [1, count) is chained to the previous one of its slot and every slot names its newest;
- * otherwise the first entry for which that fails, or -1 - slot. `heads` has `slots` zeros. The whole file is at `file`, and
- * count <= entries. */
-int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32_t *heads);
+/* Return 0 if every entry of [1, count) is chained to the previous one of its slot and every slot names its newest, or one of
+ * [count, end) that is chained to it: those are put meanwhile. Otherwise the first entry for which that fails, or -1 - slot.
+ * `heads` has `slots` zeros. The whole file is at `file`, and count <= end <= entries. */
+int64_t ms_check_chains(const uint8_t *file, int32_t slots, int32_t count, int32_t end, int32_t *heads);
 
 /* Return the first entry of [first, end) whose record is not in [base_offset, limit) or has no key with that hash; `end` if
  * there is none. `entry_zero` points to entry 0 of the index file. */

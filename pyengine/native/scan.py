@@ -137,13 +137,16 @@ def count_matching_entries(
         after, check_tags, check_offset)
 
 
-def broken_chain(file: Buffer, layout: IndexLayout, count: int) -> int:
-    """Return 0, or the first entry below `count` with a wrong chain, or -1 - slot for a wrong slot."""
+def broken_chain(file: Buffer, layout: IndexLayout, count: int, *, may_grow: bool) -> int:
+    """Return 0, or the first entry below `count` with a wrong chain, or -1 - slot for a wrong slot.
+
+    `may_grow`: an engine puts further entries, to which slots move on.
+    """
     data = ffi.from_buffer("uint8_t[]", file)
     if len(data) != layout.size_bytes or not 1 <= count <= layout.max_index_num:
         raise UsageError(f"{count} entries of an index file of {len(data)} bytes do not fit {layout}")
     heads = ffi.new("int32_t[]", layout.max_hash_slot_num)
-    return lib.ms_check_chains(data, layout.max_hash_slot_num, count, heads)
+    return lib.ms_check_chains(data, layout.max_hash_slot_num, count, layout.max_index_num if may_grow else count, heads)
 
 
 def first_orphan_key(view: Buffer, base_offset: int, limit: int, file: Buffer, layout: IndexLayout, first: int, end: int) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from dataclasses import replace
 
 import pytest
 
+import pyengine
 from broker_lock import held_by_a_broker
 from damage import flip
 from fix_cli import changes, picture, run, spawn
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.storage.checkpoint import read_checkpoint, write_checkpoint
+from waiting import eventually
 
 
 @pytest.mark.parametrize("recipe", ["basic", "roll", "tx", "multi-index"])
@@ -95,6 +98,45 @@ def test_a_wrong_list_of_acknowledgements_is_a_usage_error(golden, tmp_path, tex
     ran = run("check", golden("basic").root, "--acked", path)
     assert ran.code == 2 and "line 1" in ran.stderr
     assert run("check", golden("basic").root, "--acked", tmp_path / "gone").code == 2
+
+
+INDEXED = {"max_index_num": 20_000, "max_hash_slot_num": 50, "mapped_file_size_commit_log_bytes": 1 << 22}
+
+
+def test_the_newest_index_file_is_checked_beside_an_engine(tmp_path):
+    with pyengine.Engine(tmp_path / "store", **INDEXED) as engine, engine.connect() as producer:
+        for number in range(100):
+            producer.put("T", b"x", keys=f"k{number}")
+        eventually(lambda: run("check", engine.path, "--json").document["index_keys"] == 100, "all keys are in the index")
+        [file] = (engine.path / "index").iterdir()
+        with open(file, "r+b") as index:
+            index.seek(40)
+            index.write(bytes(4 * 50))
+        ran = run("check", engine.path, "--json")
+        assert ran.code == 3 and [(one["file"], one["kind"]) for one in ran.document["findings"]] == [(f"index/{file.name}", "index chain")]
+
+
+def test_keys_that_are_put_during_a_check_are_no_findings(tmp_path):
+    with pyengine.Engine(tmp_path / "store", **INDEXED) as engine:
+        over, put = threading.Event(), threading.Event()
+
+        def fill():
+            with engine.connect() as producer:
+                while not over.is_set():
+                    producer.put_many("T", [b"x"] * 20, keys=["one", "two", "three"])
+                    put.set()
+
+        filling = threading.Thread(target=fill)
+        filling.start()
+        try:
+            assert put.wait(60)
+            found = [run("check", engine.path, "--json").document]
+            while len(found) < 30 or found[-1]["index_keys"] == found[0]["index_keys"]:
+                found.append(run("check", engine.path, "--json").document)
+        finally:
+            over.set()
+            filling.join()
+        assert all(one["findings"] == [] for one in found)
 
 
 def test_beside_a_broker_what_its_checkpoint_calls_flushed_is_checked(golden):

@@ -125,8 +125,6 @@ def _check_files(
     store, log, report = checked.store, checked.log, checked.report
     if not options.message_index_enable:
         index_files = []
-    if checked.is_running:
-        del index_files[-1:]  # it may have an unfinished put
     check_log(checked, end, progress)
     if not checked.is_ours and not checked.is_running and left.marker is None:
         was_emptied = checked.was_stopped and not checked.is_cut_short

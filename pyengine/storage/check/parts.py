@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,6 +57,8 @@ from pyengine.storage.recovery.report import MISSING_SEGMENT, Progress
 
 _FILE_COST = 64 << 10   # opening a file, as bytes
 _LOG_PER_ENTRY = 256    # bytes of the log that are read for an entry of the index
+HEADER_CHANGES_S = 1.0  # a running engine has changed all fields of an index file's header long before
+HEADER_POLL_INTERVAL_S = 0.01
 
 
 class CheckPiece(NamedTuple):
@@ -484,12 +487,15 @@ def check_index_file(path: Path, layout: IndexLayout, is_running: bool, log: Log
     if size_bytes != layout.size_bytes:
         report.error("index length", name, None, f"{size_bytes} bytes, not {layout.size_bytes} as its slots and entries need")
         return KeysFound(0, None, report)
-    header = read_index_header(path)
+    header, until_s = read_index_header(path), time.monotonic() + HEADER_CHANGES_S
+    while is_running and not is_plausible(header, layout) and time.monotonic() < until_s:  # a put changes one field after another
+        time.sleep(HEADER_POLL_INTERVAL_S)
+        header = read_index_header(path)
     if not is_plausible(header, layout):
         report.error("index header", name, 0, f"the header makes no sense: {header}")
         return KeysFound(0, None, report)
     with mapped(path) as view:
-        broken = broken_chain(view, layout, header.index_count)
+        broken = broken_chain(view, layout, header.index_count, may_grow=is_running)
     if broken:
         where = layout.entry_at(broken) if broken > 0 else layout.slot_at(-1 - broken)
         what = f"entry {broken}" if broken > 0 else f"slot {-1 - broken}"
