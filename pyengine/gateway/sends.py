@@ -13,6 +13,7 @@ import asyncio
 import base64
 import contextlib
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -72,6 +73,7 @@ TIMER_ILLEGAL = f"timer message illegal, the delay time should not be bigger tha
 BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 NOT_AVAILABLE = "service not available now. It may be caused by one of the following reasons: the broker's disk is full, messages are " \
                 "put to the slave, message store has been shut down, etc."
+_INT = re.compile("[+-]?0{0,99}[0-9]{1,10}")
 COLLECT_NS = 300_000  # how long the loop itself waits for answers
 LARGE_BATCH_BYTES = 64 << 10  # a larger batch is decoded in another thread
 COMMITTED_WAIT_S = 5.0   # a half message in a pool buffer becomes readable within commit_interval_commit_log_ms
@@ -484,8 +486,11 @@ class _Sent:
 
     @property
     def level(self) -> int:
+        """The delay level, 0 for none; RequestRefusedError for what is no int of Java, as of the broker."""
         text = self.properties.get(constants.PROPERTY_DELAY, "0")
-        return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+        if not _INT.fullmatch(text) or not -(1 << 31) <= (level := int(text)) < 1 << 31:
+            raise RequestRefusedError(codes.SYSTEM_ERROR, f"the delay level {text[:32]!r} is not a number of 32 bits", REGION)
+        return max(0, level)
 
     def __init__(self, request: Request) -> None:
         frame = request.frame

@@ -214,6 +214,20 @@ def test_a_time_that_is_past_and_a_time_beside_a_level_do_not_count(served, topi
     assert stored(served, topic, 2, 0).properties.keys() == {"DELAY", "CLUSTER", "REAL_TOPIC", "REAL_QID"}
 
 
+def test_a_delay_level_is_any_int_of_java(served, topic):
+    client = served.broker()
+    for number, level in enumerate(("-2147483648", "-1", "0", "+0")):
+        answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, f"DELAY\x01{level}"), b"now")
+        assert (answer.code, answer.fields["queueOffset"]) == (codes.SUCCESS, str(number)), level
+    for level in ("999999999", "1000000000", "2147483647", "00000000002147483647"):
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, f"DELAY\x01{level}"), b"last").code == codes.SUCCESS
+    assert stored(served, "SCHEDULE_TOPIC_XXXX", 17, 3).properties["DELAY"] == "18"
+    for level in ("2147483648", "-2147483649", "soon", "1.0", "9" * 5000):
+        answer = client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, f"DELAY\x01{level}"), b"x")
+        assert answer.code == codes.SYSTEM_ERROR and "is not a number of 32 bits" in answer.remark, level
+    assert client.ask(codes.GET_MAX_OFFSET, {"topic": topic, "queueId": 1}).fields["offset"] == "4"
+
+
 @pytest.mark.parametrize(("properties", "why"), [
     ("TIMER_DELAY_MS\x01soon", "TIMER_DELAY_MS is 'soon'"), ("TIMER_DELAY_SEC\x011.5", "TIMER_DELAY_SEC is '1.5'"),
     ("TIMER_DELIVER_MS\x01" + "9" * 20, "TIMER_DELIVER_MS is"), ("TIMER_DELAY_MS\x01" + "9" * 19, "more than 40 days"),
