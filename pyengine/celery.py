@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlparse
 
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
+from pyengine.client.consumer_groups import AtOffset
 from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_back, skip_undone, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import (
@@ -43,6 +44,7 @@ from pyengine.errors import (
 )
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import path_stamp
+from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 from pyengine.storage.durable_file import DurableRecord, exclusive
@@ -266,7 +268,7 @@ class _Queue:
         self._store = store
         self._pid = os.getpid()
         self._sources: list[tuple[str, str, str]] = []  # of an own one: (exchange, its type, routing key)
-        self._since_ms = 0
+        self._starts: dict[str, int] = {}  # of an own one: where to begin in a topic; no time, since the store's clock may be ahead
         self._members: deque[tuple[Consumer, Callable[[str], object] | None]] = deque()
         self._users = 0
         self._unsettled: set[str] = set()
@@ -283,7 +285,12 @@ class _Queue:
     def _become_own(self) -> None:
         if not self.is_own:
             self.is_own = True
-            self._since_ms = time.time_ns() // 1_000_000
+            self._note_start("")
+
+    def _note_start(self, exchange: str) -> None:
+        topic = self._store.exchange_topic(exchange)
+        with LiveStoreReader(self._store.path) as reader:
+            self._starts.setdefault(topic, reader.queue_range(topic, 0)[1])
 
     def bind(self, exchange: str, kind: str, routing_key: str) -> bool:
         """Bind a client's own queue to an exchange; False for a shared queue. One that a fan-out deletes with its consumer is one too."""
@@ -293,6 +300,7 @@ class _Queue:
         with self._store.lock:
             if self.is_own and source not in self._sources:
                 self._store.make(self._store.exchange_topic(exchange), 1)
+                self._note_start(exchange)
                 self._sources.append(source)
                 if self._members:
                     self._join(*source)
@@ -330,7 +338,8 @@ class _Queue:
     def _join(self, exchange: str, kind: str, routing_key: str) -> None:
         """Read the topic of an exchange: by tag if one routing key is wanted, and all of it for a pattern or a fan-out."""
         tags = _tag(routing_key) if kind == "direct" else None
-        member = consume(self._store.path, self._store.exchange_topic(exchange), tags=tags, from_=self._since_ms)
+        topic = self._store.exchange_topic(exchange)
+        member = consume(self._store.path, topic, tags=tags, from_=AtOffset(self._starts[topic]))
         matches = re.compile(virtual.exchange.TopicExchange(None).key_to_pattern(routing_key)).match if kind == "topic" else None
         self._members.append((member, matches))
 
@@ -347,10 +356,12 @@ class _Queue:
     def _close(self) -> None:
         if self._pid != os.getpid():
             return
-        self._since_ms = time.time_ns() // 1_000_000
         self._returned.clear()
         while self._members:
-            self._members.popleft()[0].close()
+            member, _ = self._members.popleft()
+            if self.is_own:
+                self._starts[member.topic] = max([self._starts[member.topic], *member.positions.values()])
+            member.close()
 
     def delete(self) -> None:
         with self._store.lock:

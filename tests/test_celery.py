@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import celery
 import kombu
@@ -415,6 +416,21 @@ def test_two_own_queues_of_a_channel_each_have_their_message_to_settle(connect):
                 connection.drain_events(timeout=0.2)  # the prefetch limit counts both
             while got:
                 got.pop().ack()
+
+
+def test_an_own_queue_has_what_is_sent_from_its_binding_on_whatever_the_clocks_say(connect, monkeypatch):
+    """A worker began with old broadcasts, as one to shut down, while the store's clock was ahead of its own."""
+    a_day_ago = SimpleNamespace(**{**vars(time), "time_ns": lambda: time.time_ns() - 86_400_000_000_000})
+    monkeypatch.setattr(pyengine.celery, "time", a_day_ago)
+    writing, reading, exchange = connect(), connect(), kombu.Exchange("news", type="fanout")
+    kombu.Queue("other", exchange, exclusive=True)(writing.default_channel).declare()
+    writing.Producer().publish("before", exchange="news")
+    queue = kombu.Queue("own", exchange, exclusive=True)
+    queue(reading.default_channel).declare()
+    writing.Producer().publish("first", exchange="news")
+    assert received(reading, queue, 1) == ["first"]
+    writing.Producer().publish("between", exchange="news")
+    assert received(reading, queue, 2, timeout_s=1) == ["between"]
 
 
 def test_a_binding_that_was_removed_routes_nothing(connect):
