@@ -79,7 +79,8 @@ class RowFormat(Generic[Row]):
             rows = {name: self.row_of(name, found) for name, found in document[self.key].items()}
             deleted = {name: int(time_ms) for name, time_ms in (document.get(DELETED_KEY) or {}).items()}
             return NamedRows(rows, int(version.get("counter", 0)), int(version.get("timestamp", 0)),
-                             int(version.get("stateVersion", 0)), deleted=deleted)
+                             int(version.get("stateVersion", 0)), deleted=deleted, more_of_version=version,
+                             more={name: value for name, value in document.items() if name not in (self.key, DELETED_KEY)})
         except PARSE_ERRORS as error:
             raise FormatError(f"no {self.key}: {error!r}") from error
 
@@ -87,7 +88,8 @@ class RowFormat(Generic[Row]):
         """Return the text of the file for a table: the inverse of decode()."""
         deleted = [(name, time_ms) for name, time_ms in table.deleted.items() if name not in table.rows][-DELETED_MAX:]
         return encode_config({
-            "dataVersion": table.data_version,
+            **table.more,
+            "dataVersion": {**table.more_of_version, **table.data_version},
             self.key: {name: self.fields_of(row) for name, row in sorted(table.rows.items())},
             **({DELETED_KEY: dict(deleted)} if deleted else {})})
 
@@ -96,7 +98,8 @@ class RowFormat(Generic[Row]):
 class NamedRows(Generic[Row]):
     """The content of a file; `problem` is a sentence about a damaged file, `is_lost` whether no part of it could be used.
 
-    `deleted` has the times (ms) of deletions, the newest last.
+    `deleted` has the times (ms) of deletions, the newest last; `more` and `more_of_version` have fields of another version, which are
+    kept.
     """
 
     rows: dict[str, Row]
@@ -106,6 +109,8 @@ class NamedRows(Generic[Row]):
     problem: str = ""
     is_lost: bool = False
     deleted: dict[str, int] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+    more_of_version: dict[str, Any] = field(default_factory=dict)
 
     @property
     def data_version(self) -> dict[str, int]:

@@ -119,6 +119,18 @@ def test_a_change_keeps_what_others_wrote_and_counts_up(tmp_path):
     assert (tmp_path / "config" / "topics.json.bak").read_text() == ROCKETMQ
 
 
+@pytest.mark.parametrize("change", [TopicConfigs, SubscriptionGroups])
+def test_fields_of_a_later_rocketmq_beside_the_rows_stay(tmp_path, change):
+    name, key = ("topics.json", "topicConfigTable") if change is TopicConfigs else ("subscriptionGroup.json", "subscriptionGroupTable")
+    later = {"forbiddenTable": {"g": {"t": 1}}, "dataVersion": {"counter": 7, "timestamp": 1, "epoch": [2]}, key: {}}
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / name).write_text(json.dumps(later))
+    change(tmp_path).create(TopicConfig("T")) if change is TopicConfigs else change(tmp_path).put(SubscriptionGroup("g"))
+    found = json.loads((tmp_path / "config" / name).read_text())
+    assert found["forbiddenTable"] == {"g": {"t": 1}} and len(found[key]) == 1
+    assert (found["dataVersion"]["counter"], found["dataVersion"]["epoch"]) == (8, [2])
+
+
 def test_create_update_and_delete(tmp_path):
     topics = configs(tmp_path)
     assert topics.read().rows == {} and topics.read().problem == ""
