@@ -28,7 +28,7 @@ from pyengine.formats.constants import (
     PROPERTY_PRODUCER_GROUP,
 )
 from pyengine.formats.record import Message
-from pyengine.results import PutResult
+from pyengine.results import PutIndeterminateError, PutResult
 
 Checker = Callable[[Message], Outcome | None]
 """Decides about an undecided transaction; None: ask again later."""
@@ -105,8 +105,9 @@ class Transaction(arguments.AsyncBlock):
                 result = self._owner.halves.end(half, outcome)
                 if outcome == "commit":
                     self.results.append(result)
-                if not result.stored:
-                    result.raise_for_status()
+                if not result.stored:  # unlike the half message
+                    raise PutIndeterminateError(f"{result.status.name}: {result.reason}; the message stays undecided, and the checker is "
+                                                "asked about it later", result)
                 self._owner.producer._puts.give(result)
             except EngineError as error:
                 first_error = first_error or error

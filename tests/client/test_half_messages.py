@@ -28,7 +28,7 @@ from pyengine.errors import UsageError
 from pyengine.formats.record import decode_properties
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
-from pyengine.results import PutError, PutResult, PutStatus
+from pyengine.results import PutError, PutIndeterminateError, PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -282,7 +282,7 @@ def answer_raw_puts(patch, target, answer) -> None:
 
 
 def test_a_commit_that_is_refused_is_an_error_and_asked_about_later(engine, producer, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(PutError, match="busy"), producer.transaction() as transaction:
+    with monkeypatch.context() as patch, pytest.raises(PutIndeterminateError, match="busy"), producer.transaction() as transaction:
         transaction.put("orders", b"x")
         answer_raw_puts(patch, pyengine.Producer, lambda raw: BUSY)
     assert bodies(engine) == []
