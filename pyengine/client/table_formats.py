@@ -205,7 +205,7 @@ def rows_from(rows: pa.Table, offset: int) -> pa.Table:
 
 
 def table_name(topic: str) -> str:
-    """Return the table's name and folder: the topic, with `_XX` for each byte that is not a letter, digit, `_` or `-`."""
+    """Return the table's name and folder: the topic, with `_xx` for each byte that is not a letter, digit, `_` or `-`."""
     return re.sub(r"[^A-Za-z0-9_-]", lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), topic)
 
 
