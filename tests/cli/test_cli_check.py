@@ -136,7 +136,7 @@ def test_keys_that_are_put_during_a_check_are_no_findings(tmp_path):
         finally:
             over.set()
             filling.join()
-        assert all(one["findings"] == [] for one in found)
+        assert next((one["findings"] for one in found if one["findings"]), []) == []
 
 
 def test_beside_a_broker_what_its_checkpoint_calls_flushed_is_checked(golden):

@@ -297,6 +297,8 @@ def check_queue_file(queue: QueueState, is_newest: bool, beyond: Severity | None
     report = CheckReport()
     count, _ = live_entries(path, queue.size_bytes)
     used = used_end(path, count * CQ_ENTRY_BYTES)
+    if used > count * CQ_ENTRY_BYTES:  # or a running engine has appended meanwhile
+        count, _ = live_entries(path, queue.size_bytes)
     if used > count * CQ_ENTRY_BYTES or (count * CQ_ENTRY_BYTES < queue.size_bytes and not is_newest):
         report.error("queue hole", name, count * CQ_ENTRY_BYTES,
                        f"entry {first + count} is empty, but later entries exist")
