@@ -44,6 +44,7 @@ from pyengine.arguments import after_fork
 from pyengine.errors import EngineError, UsageError, disk_error, disk_errors
 from pyengine.formats.paths import StorePaths
 from pyengine.native.waiting import BEAT_CHANGED, MEMBER_SLOTS_MAX, Beat, Pulse, locked_bytes
+from pyengine.storage.config_table import QUEUE_NUMS_MAX
 from pyengine.storage.consumer_offset import group_key
 from pyengine.storage.durable_writes import open_shared_file
 from pyengine.storage.ofd_lock import try_lock, unlock
@@ -122,7 +123,7 @@ class GroupMembers:
         self._slot = -1
         self._base = MEMBERS
         self._heartbeats = 0
-        self._records = 0  # as many as hold all that it has claimed
+        self._records = 0  # as many as hold all that it has claimed, but for queues that no entry of a topic has
         self._claimed: dict[int, bytes] = {}  # the record of its last claim by queue
         self.incarnation = secrets.randbits(63) | 1
         after_fork(self)
@@ -219,7 +220,7 @@ class GroupMembers:
         if not self._try_lock(_queue_byte(queue_id, fence)):
             return None
         self._put_record(queue_id, QueueRecord(fence, self.incarnation))
-        self._records = max(self._records, queue_id + 1)
+        self._records = max(self._records, min(queue_id + 1, QUEUE_NUMS_MAX))
         if self._beat is not None:
             self._beat.set_records(self._records)
         self._claimed[queue_id] = _with_crc(_RECORD.pack(fence, self.incarnation))

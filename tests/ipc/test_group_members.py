@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 
 import pytest
 
 from pyengine.errors import DiskError, EngineError, UsageError
 from pyengine.ipc import group_members
 from pyengine.ipc.group_members import GUESTS, MEMBERS, GroupMembers
+from pyengine.native.waiting import Pulse
 
 
 @pytest.fixture
@@ -196,6 +198,27 @@ def test_a_removed_file_is_noticed(member, path):
     assert not first.is_current
     member()
     assert not first.is_current
+
+
+def test_the_highest_of_all_queues_takes_no_member_long_to_watch(member, tmp_path):
+    """A beat read the records of all queues up to it, which are 64 GB of zeros, and held each close() up meanwhile."""
+    pulse = Pulse()
+    watching = GroupMembers(tmp_path, "orders", "billing", pulse=pulse)
+    watching.join()
+    claims = [watching.claim(queue_id) for queue_id in (5, (1 << 31) - 1)]
+    pulse.wait(0)
+    watching.has_changed()
+    began_s = time.thread_time()
+    pulse.wait(0)
+    assert time.thread_time() - began_s < 5 and not watching.has_changed()
+    other = member()
+    pulse.wait(0)
+    watching.has_changed()
+    other.fence_off(5)
+    other.fence_off((1 << 31) - 1)
+    pulse.wait(0)
+    assert watching.has_changed() and not any(watching.holds(claim) for claim in claims)
+    watching.close()
 
 
 def test_a_full_group_refuses_the_next(member, monkeypatch):
