@@ -32,7 +32,7 @@ def serve(attached: worker.Worker) -> None:
     with LiveStoreReader(attached.root, attached.config) as reader:
         gateway = Gateway(reader, attached.config,
                           lambda: connect_with(attached.root, attached.config, timeout_s=SESSION_WAIT_S), report=attached.report,
-                          memory=attached.memory)
+                          blocked=attached.set_blocked_reason, memory=attached.memory)
         try:
             asyncio.run(serve_clients(gateway.start, gateway.close, attached))
         except OSError as error:

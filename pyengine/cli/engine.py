@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -152,12 +153,22 @@ def stop(store: Path, settings: dict[str, str], timeout_s: float) -> Reply:
       pyengine stop STORE
     """
     from pyengine.engine.embedded import stop_engine
+    from pyengine.ipc.control_block import EngineMemory
+    from pyengine.ipc.shared_objects import KIND_NAMES
+    from pyengine.native import control as native
 
     existing_store(store)
     if settings:  # otherwise not: a broken engine.toml must not prevent a stop
         load_config(store, settings)
     started_s = time.monotonic()
-    was_running = stop_engine(store, timeout_s)
+    with contextlib.ExitStack() as stack:
+        blocked = None
+        with contextlib.suppress(EngineError):  # none runs, or it starts or ends now
+            blocked = stack.enter_context(EngineMemory.of(store)).open_blocked_reasons()
+        was_running = stop_engine(store, timeout_s)
+        for kind in (native.CHECKPOINTER, native.SCHEDULER, native.GATEWAY):
+            if was_running and blocked is not None and (why := native.read_blocked_reason(blocked, kind)):
+                output.note(f"the {KIND_NAMES[kind]} was blocked when it ended: {why}")
     seconds = time.monotonic() - started_s
     unclean = (store / "abort").exists()
     idle = "was not running" + ("; it was not stopped in order before: the next start recovers it" if unclean else "")

@@ -230,6 +230,7 @@ class Worker:
         self.recorder.check_stopped(monotonic_ns())
         while not self.memory.retired and service.drain():
             self.heartbeat(worked=True)
+        self.publish_blocked_reason(service)
 
     def publish_blocked_reason(self, service: Service) -> None:
         """Set the blocked reason to the service's."""

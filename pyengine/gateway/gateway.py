@@ -63,12 +63,14 @@ class Gateway:
     """A broker on one store, and a name server unless it registers with others. All but the constructor is called in an event loop."""
 
     def __init__(self, reader: LiveStoreReader, config: EngineConfig, connect: Callable[[], Producer], *,
-                 report: Report, memory: EngineMemory) -> None:
-        """`connect` opens a producer; `report` takes an event and its sentence for the log. The caller closes the reader and `memory`."""
+                 report: Report, blocked: Callable[[str], None], memory: EngineMemory) -> None:
+        """`connect` opens a producer; `report` takes an event and its sentence for the log, `blocked` the blocked reason, "" without
+        one. The caller closes the reader and `memory`."""
         self._reader = reader
         self._memory = memory
         self._config = config
         self._report = report
+        self._blocked = blocked
         self._executor = TurnExecutor(THREADS, "gateway")
         limits = Limits(
             config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
@@ -146,7 +148,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (
             *self._join(names, address),
-            repeat(FLUSH_S, self._offsets.flush, self._report, "the groups' offsets cannot be written, and wait"),
+            repeat(FLUSH_S, self._write_offsets, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
             repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
             repeat(TICK_S, pops.tick, self._report, "messages whose time is over cannot be delivered again"),
@@ -209,6 +211,14 @@ class Gateway:
         self._reader._use_settings(config)
         await self._puts.renew(self._executor)
 
+    async def _write_offsets(self) -> None:
+        try:
+            await self._offsets.flush()
+        except Exception as error:
+            self._blocked(f"the groups' offsets cannot be written, and a stop loses those that wait: {_sentence(error)}")
+            raise
+        self._blocked("")
+
     def _lines_of(self, event: Event) -> Callable[[str, str], None]:
         """Return a function that takes a host and a sentence about it for the log."""
         return lambda host, sentence: self._lines.report(host, event, f"client {host}: {printable(sentence, 500)}", time.monotonic_ns())
@@ -231,7 +241,7 @@ class Gateway:
         if self.pulls is not None:
             await loop.run_in_executor(None, self.pulls.arrivals.close)
         try:
-            await self._offsets.flush()
+            await self._write_offsets()
         except Exception as error:  # noqa: BLE001 - the rest must be closed too
             self._report(Event.WORK_BLOCKED, f"the groups' last offsets could not be written: {_sentence(error)}")
         if self.pops is not None:

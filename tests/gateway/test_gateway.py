@@ -223,3 +223,21 @@ def test_it_takes_no_more_connections_than_it_may_have_files(tmp_path):
         assert [client.ask(codes.GET_BROKER_RUNTIME_INFO).code for client in clients[:16]] == [codes.SUCCESS] * 16
     finally:
         assert spawn("stop", root).code == 0
+
+
+def test_offsets_that_wait_to_be_written_are_a_blocked_reason_that_a_stop_repeats(tmp_path):
+    served = start_served(tmp_path / "store")
+    try:
+        root, lock = served.engine.root, tmp_path / "store" / "config" / "consumerOffset.json.lock"
+        lock.unlink(missing_ok=True)
+        lock.mkdir(parents=True)  # a disk without room refuses the write as this does
+        with Client(served.ports[1]) as client:
+            assert client.ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"x").code == codes.SUCCESS
+            commit = {"consumerGroup": "G", "topic": "T", "queueId": 0, "commitOffset": 3}
+            assert client.ask(codes.UPDATE_CONSUMER_OFFSET, commit).code == codes.SUCCESS
+        said = "the groups' offsets cannot be written"
+        eventually(lambda: said in spawn("status", root).stdout, "the status says so")
+        done = spawn("stop", root)
+        assert done.code == 0 and f"note: the gateway was blocked when it ended: {said}" in done.stderr, done
+    finally:
+        served.close()
