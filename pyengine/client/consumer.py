@@ -371,6 +371,8 @@ class Consumer:
                     self._reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S):
                 self._note(f"queues lack messages that were put before: after {DISPATCH_S:g} s they count as new ones")
             self.topic = self._first_topic()
+            if outer is None:
+                self._reader._closed = f"this consumer of {self.topic} is closed: make another one with pyengine.consume()"
             self._beat: Beat = Beat(_pulse.beats) if outer is None else outer._beat
             path = self._reader.root  # from here on this one store, even if another one comes to be at its path
             self._retries = None if group is None or outer is not None else Retries(
@@ -909,6 +911,8 @@ class Consumer:
         with self._state:
             self._is_closed = True
             self._held.clear()
+            self._empty.clear()
+            self._kept_in = None
             if self._is_outer:
                 _pulse.remove(self)
             self._free()
@@ -1630,7 +1634,7 @@ class Consumer:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise UsageError(f"this consumer of {self.topic} is closed: make another one with pyengine.consume()")
+            raise UsageError(self._reader._closed)
         if self._pid != os.getpid():
             raise UsageError("this consumer was made before a fork: make a new one in the child")
 

@@ -81,13 +81,12 @@ _NO_POSITIONS_YET = (native.STATE_STOPPED, native.STATE_RECOVERING)
 
 
 class LiveWatermark:
-    """The current limits of a store's read levels. Threads may share it; close() unmaps the control block."""
+    """The current limits of a store's read levels. Threads may share it, and close it; the last use of a control block unmaps it."""
 
     def __init__(self, root: str | os.PathLike[str], commit_log: CommitLog) -> None:
         self._root = root
         self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None
-        self._opened: weakref.WeakSet[EngineMemory] = weakref.WeakSet()  # of replaced engines too: another thread may still wait in one
         self._lock = threading.RLock()  # a signal handler in a thread that has it may read
 
     def limit(self, level: ReadLevel) -> int:
@@ -122,12 +121,9 @@ class LiveWatermark:
             return self._attached() is not None
 
     def close(self) -> None:
-        """Unmap the control block; the next call maps it again."""
+        """Drop the control block; the next call maps it again."""
         with self._lock:
-            for memory in [*self._opened]:
-                memory.close()
             self._memory = None
-            self._opened.clear()
 
     def _position(self, control: ms_control, level: ReadLevel) -> int:
         if level is ReadLevel.REPLICATED and not control.identity.replicates:
@@ -135,7 +131,7 @@ class LiveWatermark:
         return native.load_position(_position_of(control, level))
 
     def memory(self) -> EngineMemory | None:
-        """Return the memory of the running engine, None if none runs; it stays mapped until close(), that of another one while it is used.
+        """Return the memory of the running engine, None if none runs; it stays mapped while it is used.
 
         The store's lock says whether an engine runs, for one system call; the counters do not, since the
         memory stays as it was after a kill -9 of all processes.
@@ -152,7 +148,6 @@ class LiveWatermark:
                     if memory.boot_id != boot_id:
                         memory.close()
                         return None
-                    self._opened.add(memory)
                     weakref.finalize(memory, memory.control_object.close_descriptor).atexit = False
                     self._memory = memory
             return self._memory
@@ -300,7 +295,7 @@ class Readiness(Watched):
     def leave(self) -> None:
         """Wait for nothing any more; the descriptor stays open as long as this object lives."""
         with _SharedWatch.lock:
-            shared, self._shared = self._shared, None
+            shared, self._shared, self._armed_in = self._shared, None, None
             if shared is not None:
                 shared.watch.remove(self)
                 shared.leave()
@@ -318,6 +313,7 @@ class LiveStoreReader(StoreReader):
     """
 
     _passes_gaps = False  # a consumer would commit past messages that are on a disk that is not mounted here
+    _closed = ""  # what an error says of it once it is closed, if it belongs to another object
 
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig | None = None, **settings: Unpack[EngineSettings]) -> None:
         existing_store(Path(root).absolute())
@@ -478,7 +474,7 @@ class LiveStoreReader(StoreReader):
             return self._holds[memory]
 
     def close(self) -> None:
-        """Close files and shared memory; no other thread may use the reader any more."""
+        """Close files and shared memory. A call of another thread that waits ends with UsageError, within a second."""
         was_open = self._is_open
         super().close()
         with self._memory_lock:
@@ -492,7 +488,7 @@ class LiveStoreReader(StoreReader):
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise UsageError(f"this reader of {self._store.name} is closed: open the store again")
+            raise UsageError(self._closed or f"this reader of {self._store.name} is closed: open the store again")
         if time.monotonic() >= self._loss_check_due_s:
             self._require_place()
 

@@ -23,7 +23,7 @@ from pyengine.ipc import live_reader
 from pyengine.ipc.cleaning import SegmentHolds, create_cleaning
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.crashed_engine_memory import open_crashed_memory
-from pyengine.ipc.live_reader import LiveWatermark, flushed_end
+from pyengine.ipc.live_reader import LiveStoreReader, LiveWatermark, flushed_end
 from pyengine.native import control as native
 from pyengine.native import waiting
 from pyengine.results import ReadLevel
@@ -104,6 +104,39 @@ def test_a_waiter_is_woken_by_the_arrival(live):
         thread.join(timeout=scaled_timeout_s(60))
         assert woken == [True]
         assert not reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"], timeout_s=0.05)
+
+
+CLOSED = {  # the point in a call at which another thread closes what it uses: the call, and what its error names
+    "wait_for_message": (waiting.Sleeper, "wait", "reader", lambda reader, topic: reader.wait_for_message(topic, 0, 1 << 40, 60)),
+    "dispatch": (waiting, "wait_for_sequence", "reader", lambda reader, topic: reader._wait_for_dispatch(1 << 50, 60)),
+    "seek": (LiveStoreReader, "_last_memory", "consumer", lambda consumer, topic: consumer.seek(None, "first")),
+    "lag": (LiveStoreReader, "queue_ids", "consumer", lambda consumer, topic: consumer.lag()),
+}
+
+
+@pytest.mark.parametrize("call", CLOSED)
+def test_a_call_beside_close_ends_with_an_error_and_not_the_process(live, call):
+    owner, store = live()
+    topic = store.verify["facts"]["queues"][0]["topic"]
+    where, name, what, call_it = CLOSED[call]
+
+    def closed_inside() -> str | None:
+        used = pyengine.open_store(owner.root) if what == "reader" else pyengine.consume(owner.root, topic, group="g")
+        inside = getattr(where, name)
+
+        def closes(*given):
+            found = inside(*given) if name == "_last_memory" else None
+            used.close()
+            return inside(*given) if found is None else found
+
+        setattr(where, name, closes)
+        try:
+            call_it(used, topic)
+        except UsageError as error:
+            return None if f"this {what} of " in str(error) and "/proc/" not in str(error) else str(error)
+        return "it returned"
+
+    assert InChild(closed_inside)() is None
 
 
 def test_the_reader_outlives_the_engine_and_meets_its_successor(live):
