@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -173,17 +174,22 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
-    __slots__ = ("_topics", "_tags", "_group_transactions", "_first_puts", "_delayed_cancels", "__weakref__")
+    __slots__ = ("_topics", "_tags", "_group_transactions", "_first_puts", "_delayed_cancels", "_calling", "_calls", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], config: EngineConfig, *, refusals: Refusals = "raise") -> None:
         # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
+        self._begin()
+        super().__init__(Submitter(open_session, config, refusals == "raise"))
+        arguments.after_fork(self)
+
+    def _begin(self) -> None:
         self._group_transactions: GroupTransactions | None = None
         self._first_puts: FirstPuts | None = None
         self._delayed_cancels: DelayedCancels | None = None
-        super().__init__(Submitter(open_session, config, refusals == "raise"))
-        arguments.after_fork(self)
+        self._calling = threading.RLock()  # guards `_calls`; a signal handler in a thread that has it may close
+        self._calls: set[object] = set()   # that use the store's files now
 
     @property
     def _delays_ms(self) -> tuple[int, ...]:
@@ -191,17 +197,40 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
     def _forked(self) -> None:
         """In a forked child: drop what belongs to the parent; its threads may hold the locks of these objects for ever."""
-        self._group_transactions = self._first_puts = self._delayed_cancels = None
+        self._begin()
         self._puts.forked()
 
     def close(self) -> None:
         """Wait for all answers, at most 2 s after the last one, then close the session."""
         if self._group_transactions is not None:
-            self._group_transactions.close()
+            self._group_transactions.end_asking()
         self._puts.close()
-        for each in (self._choice, self._first_puts, self._delayed_cancels):
-            if each is not None:
-                each.close()
+        self._close_files()
+
+    @contextlib.contextmanager
+    def _files(self, error: Callable[[str], Exception] = UsageError) -> Iterator[None]:
+        """For a block that uses the store's files, which close() leaves open until it ends; `error` if the producer is closed.
+
+        Otherwise a call beside close() would read and write what the program opens next.
+        """
+        call = object()
+        try:
+            with self._calling:
+                if why := self._puts.why_unusable:
+                    raise error(why)
+                self._calls.add(call)
+            yield
+        finally:
+            self._calls.discard(call)
+            self._close_files()
+
+    def _close_files(self) -> None:
+        """Close the store's files, once the producer is closed and no call uses them."""
+        with self._calling:
+            if self._puts.why_unusable and not self._calls:
+                for each in (self._choice, self._group_transactions, self._first_puts, self._delayed_cancels):
+                    if each is not None:
+                        each.close()
 
     def __enter__(self) -> Self:
         """Return self; UsageError if the producer is closed."""
@@ -260,21 +289,23 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
     def _put_once(self, message: OutgoingMessage, entry: PutEntry, timeout_s: float | None) -> PutResult:
         """Return the result of the first put of the message's key, which is this one if there was none. RefusedError."""
-        if self._first_puts is None:
-            made = FirstPuts(self._puts.root)
+        unique_key, limit_s, waits = message.unique_key or "", self._puts._limit_s(timeout_s), entry.context.waits
+        with self._files(partial(RefusedError, status=PutStatus.SERVICE_NOT_AVAILABLE)):
             if self._first_puts is None:
-                self._first_puts = made
-            else:  # another thread was faster
-                made.close()
-        firsts, unique_key, limit_s, waits = self._first_puts, message.unique_key or "", self._puts._limit_s(timeout_s), entry.context.waits
-        with firsts.locked(message.topic, unique_key, limit_s):
-            first = firsts.find(message.topic, unique_key)
-            if first is None:
-                result = cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
-                firsts.wait_for(result)
-                return result
-        level = ReadLevel.REPLICATED if waits & native.CONFIRMED else ReadLevel.FLUSHED if waits else ReadLevel.COMMITTED
-        return firsts.result(first, level, limit_s)
+                made = FirstPuts(self._puts.root)
+                if self._first_puts is None:
+                    self._first_puts = made
+                else:  # another thread was faster
+                    made.close()
+            firsts = self._first_puts
+            with firsts.locked(message.topic, unique_key, limit_s):
+                first = firsts.find(message.topic, unique_key)
+                if first is None:
+                    result = cast(PutResult, self._puts.put_and_wait(entry, timeout_s))
+                    firsts.wait_for(result)
+                    return result
+            level = ReadLevel.REPLICATED if waits & native.CONFIRMED else ReadLevel.FLUSHED if waits else ReadLevel.COMMITTED
+            return firsts.result(first, level, limit_s)
 
     def _put_async_any(self, topic: str, body: Body, *, wait: bool = True, timeout_s: float | None = None,
                        **options: Any) -> PutFuture[PutResult]:
@@ -346,15 +377,14 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
         UsageError for another id (docs/delayed.md).
         """
-        if why := self._puts.why_unusable:
-            raise UsageError(why)
-        if self._delayed_cancels is None:
-            made = DelayedCancels(LiveStoreReader(self._puts.root))
+        with self._files():
             if self._delayed_cancels is None:
-                self._delayed_cancels = made
-            else:  # another thread was faster
-                made.close()
-        return self._delayed_cancels.cancel(msg_id)
+                made = DelayedCancels(LiveStoreReader(self._puts.root))
+                if self._delayed_cancels is None:
+                    self._delayed_cancels = made
+                else:  # another thread was faster
+                    made.close()
+            return self._delayed_cancels.cancel(msg_id)
 
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
@@ -394,11 +424,13 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             raise arguments.wrong_type(checker, "checker", "a function")
         if check_after_s is not None and not 0 <= arguments.integer(check_after_s, "check_after_s") <= INT32_MAX:
             raise UsageError(f"check_after_s is {check_after_s}: give 0 to {INT32_MAX} seconds")
-        return self._in_groups().transaction(group, checker, check_after_s)
+        with self._files():
+            return self._in_groups().transaction(group, checker, check_after_s)
 
     def check_transactions(self) -> int:
         """Call the checkers now; return the number of messages, 0 while another process does."""
-        return self._in_groups().check_now()
+        with self._files():
+            return self._in_groups().check_now()
 
     def _in_groups(self) -> GroupTransactions:
         if self._group_transactions is None:

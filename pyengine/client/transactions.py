@@ -90,7 +90,8 @@ class Transaction(arguments.AsyncBlock):
             return cast(PutResult, raw.raise_for_status())
         self._keys.add(unique_key)
         self._owner.open_keys.add(unique_key)
-        result, half = self._owner.halves.prepare(raw, timeout_s)
+        with producer._files():
+            result, half = self._owner.halves.prepare(raw, timeout_s)
         if half is None:
             return result.raise_for_status()
         self._halves.append(half)
@@ -102,7 +103,8 @@ class Transaction(arguments.AsyncBlock):
         first_error: EngineError | None = None
         for half in self._halves:
             try:
-                result = self._owner.halves.end(half, outcome)
+                with self._owner.producer._files():
+                    result = self._owner.halves.end(half, outcome)
                 if outcome == "commit":
                     self.results.append(result)
                 if not result.stored:  # unlike the half message
@@ -181,7 +183,8 @@ class GroupTransactions:
         while not self._is_closing:
             try:
                 interval_ms = self.halves.config.transaction_check_interval_ms
-                self.check_now(interval_ms // 2)
+                with self.producer._files():
+                    self.check_now(interval_ms // 2)
             except ReferenceError:  # the producer was dropped
                 return
             except Exception as error:  # noqa: BLE001 - the next round may succeed, and only this thread asks the checkers
@@ -194,9 +197,13 @@ class GroupTransactions:
         self._is_closing = True
         self._wake.put(None)
 
-    def close(self) -> None:
-        """End the thread, and close the store's files."""
+    def end_asking(self) -> None:
+        """End the thread."""
         self.stop_asking()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def close(self) -> None:
+        """Close the store's files."""
+        self.stop_asking()
         self.halves.close()

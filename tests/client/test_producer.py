@@ -30,7 +30,8 @@ from fix_golden import usual
 from fix_parts import MODES
 from pyengine.client import pending_puts
 from pyengine.client import producer as producer_module
-from pyengine.client.outgoing import BatchMessage, RawMessage
+from pyengine.client.half_messages import HalfMessages, PreparedCheck
+from pyengine.client.outgoing import BatchMessage, FirstPuts, RawMessage
 from pyengine.client.pending_puts import PutContext, PutFuture, QueuedPuts
 from pyengine.client.producer import Producer
 from pyengine.engine.kinds import child_environment
@@ -44,7 +45,8 @@ from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import side_name
 from pyengine.native import control as native
 from pyengine.native.session import COMPLETIONS, PUT, ProducerSession, SendRounds
-from pyengine.results import PutRefusedError, PutResult, PutStatus
+from pyengine.results import PutError, PutRefusedError, PutResult, PutStatus
+from pyengine.storage.consumer_offset import DelayCancels
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually, scaled_timeout_s
 
@@ -1027,3 +1029,52 @@ def test_threads_and_a_forked_child_may_cancel_by_one_producer(make_engine):
             os._exit(0 if all(map(producer.cancel_delayed, ids[16:22])) else 1)
         assert os.waitpid(pid, 0)[1] == 0
         assert all(map(producer.cancel_delayed, ids[18:]))
+
+
+def in_transaction(producer, topic):
+    with producer.transaction(check_after_s=0) as transaction:
+        transaction.put(topic, b"x")
+
+
+FILES_USED = {  # a call that uses the store's files, inside of what, and whether it is done though the producer is closed meanwhile
+    "once": (lambda producer, topic, put: producer.put(topic, b"x", unique_key="k", once=True), FirstPuts, "locked", False),
+    "cancel_delayed": (lambda producer, topic, put: producer.cancel_delayed(put.msg_id), DelayCancels, "cancel", True),
+    "check_transactions": (lambda producer, topic, put: producer.check_transactions(), PreparedCheck, "round", True),
+    "transaction": (lambda producer, topic, put: in_transaction(producer, topic), HalfMessages, "enter", False),
+    "end of a transaction": (lambda producer, topic, put: in_transaction(producer, topic), HalfMessages, "end", False),
+}
+
+
+@pytest.mark.parametrize("call", FILES_USED)
+def test_a_call_beside_or_after_close_touches_no_file_that_the_program_opens_next(undelayed, names, tmp_path, monkeypatch, call):
+    use, where, name, is_done = FILES_USED[call]
+    producer, inside, opened, is_closed = undelayed.connect(), getattr(where, name), contextlib.ExitStack(), threading.Event()
+    put = producer.put(names[0], b"later", deliver_at=timedelta(hours=1))
+    foreign = tmp_path / "foreign"
+    (foreign / "config").mkdir(parents=True)
+
+    def go_on() -> None:
+        """As a program does: its files get the descriptors that close() has freed."""
+        for number in range(20):
+            opened.callback(os.close, os.open(foreign, os.O_RDONLY))
+            opened.enter_context(open(foreign / f"{number}.db", "w+b"))
+
+    def beside(*given, **options):
+        if not is_closed.is_set():
+            is_closed.set()
+            closing = threading.Thread(target=producer.close)
+            closing.start()
+            closing.join(scaled_timeout_s(60))
+            assert not closing.is_alive()
+            go_on()
+        return inside(*given, **options)
+
+    monkeypatch.setattr(where, name, beside)
+    with opened:
+        for is_after in (False, True):
+            with contextlib.nullcontext() if is_done and not is_after else pytest.raises(
+                    (UsageError, PutError), match="this producer is closed: make another one"):
+                use(producer, names[0], put)
+            go_on()
+            assert is_closed.is_set() and {path.stat().st_size for path in foreign.rglob("*.*")} == {0}
+            assert not [*(foreign / "config").iterdir()] and {path.suffix for path in foreign.iterdir()} == {"", ".db"}
