@@ -19,12 +19,13 @@ from pyengine.errors import ConfigError
 Value = bool | int | str
 
 _BINARY = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-# Unit of a number -> what may stand behind it, in any case, and how many of the unit that is.
+# Unit of a number -> what may stand behind it, in any case, and how many of the unit that is, if "" is 1 of it.
 UNITS: dict[str, dict[str, int]] = {
     "bytes": {"": 1, "b": 1, **_BINARY, **{f"{letter}ib": factor for letter, factor in _BINARY.items()}},
     "ms": {"": 1, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000},
 }
-_EXAMPLES = {"bytes": ", as 64m", "ms": ", as 30s"}
+UNITS["h"] = UNITS["ms"] | {"": UNITS["ms"]["h"]}  # in ms, of which the number is to be a multiple
+_EXAMPLES = {"bytes": ", as 64m", "ms": ", as 30s", "h": ", as 90d: whole hours"}
 TRUTH = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
 
 _UNIT_OF_NAME = {"bytes": "bytes", "ms": "ms", "hours": "h", "ratio": "percent"}  # by the last word of a name
@@ -110,8 +111,8 @@ class Setting:
         found = _NUMBER_WITH_UNIT.fullmatch(text)
         factor = self.units.get(found[2].lower()) if found else None
         if found is not None and factor is not None:
-            number = int(found[1].replace("_", "")) * factor
-            if self.low <= number <= self.high or number in self.words.values():
+            number, rest = divmod(int(found[1].replace("_", "")) * factor, self.units.get("", 1))
+            if not rest and (self.low <= number <= self.high or number in self.words.values()):
                 return -(-number // self.multiple_of) * self.multiple_of
         raise self._refusal()
 

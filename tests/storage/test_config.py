@@ -196,6 +196,17 @@ def test_times_read_with_units(tmp_path, text, meant):
     assert load_config(tmp_path / "new", {"put_timeout_ms": text}, {}).put_timeout_ms == meant
 
 
+@pytest.mark.parametrize(("text", "meant"), [("48", 48), ("48h", 48), ("90d", 2160), ("60m", 1), ("7200 s", 2), ("0ms", 0)])
+def test_hours_read_with_units(tmp_path, text, meant):
+    assert load_config(tmp_path / "new", {"file_reserved_time_hours": text}, {}).file_reserved_time_hours == meant
+
+
+@pytest.mark.parametrize("text", ["90m", "1s", "2w", "-1d", "100000000d"])
+def test_a_time_that_is_no_whole_number_of_hours_is_refused_for_hours(tmp_path, text):
+    with pytest.raises(ConfigError, match="give 0 to 2,147,483,647 h, as 90d: whole hours"):
+        load_config(tmp_path / "new", {"file_reserved_time_hours": text}, {})
+
+
 def test_queue_files_hold_whole_entries():
     assert EngineConfig(mapped_file_size_consume_queue_bytes=1001).mapped_file_size_consume_queue_bytes == 1020
 
