@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 import click
 
-from pyengine.arguments import INT32_MAX, local_path, moment_ms
+from pyengine.arguments import INT32_MAX, TIME_MS_MIN, local_path, moment_ms
 from pyengine.engine_config import keywords
 from pyengine.errors import ConfigError, EngineError, ExitCode, FormatError, UsageError, require_extra
 from pyengine.results import ReadLevel
@@ -463,7 +463,7 @@ def parsed(parse: Callable[[str], Any], wanted: str) -> Callable[[click.Context,
 def time_option(*names: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return an option whose value is a time in ms since 1970: as such a number, or in ISO 8601 (UTC if it names no zone)."""
     return click.option(*names, metavar="TIME", **options, callback=parsed(
-        _time_ms, "a time like 2026-01-31T12:00:00Z, or milliseconds since 1970"))
+        _time_ms, f"a time like 2026-01-31T12:00:00Z, or milliseconds since 1970: 0, or {TIME_MS_MIN} and more, for less would be seconds"))
 
 
 def place_option(*names: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -178,6 +178,7 @@ def test_a_time_is_iso_8601_or_milliseconds(basic):
     assert wrong.code == 2 and "give a time like 2026-01-31T12:00:00Z, or milliseconds since 1970" in wrong.stderr
     for seconds in (run(*key, "1700000000"), run(*of_queue, "1700000000")):
         assert seconds.code == 2 and "or milliseconds since 1970" in seconds.stderr
+    assert run(*of_queue, "0").code == 0 and "0, or 100000000000 and more" in " ".join(run(*of_queue, "1").stderr.split())
     assert "--begin is after --end" in run(*key, "2026-01-31", "--end", "2026-01-30").stderr
     assert "note: " in run(*key, "0").stderr and "has no topic T: " in run(*key, "0").stderr
 
