@@ -35,6 +35,7 @@ from pyengine.errors import (
     UsageError,
     command,
     did_you_mean,
+    disk_error,
     require_extra,
 )
 from pyengine.formats.paths import segment_start
@@ -426,7 +427,7 @@ class _Filling:
             raise
         except Exception as error:  # whatever a library raises for one table
             if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
-                raise
+                raise disk_error(error, "write a table in", self._dest) from error
             self._sink.forget(topic)
             self._fail(topic, str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}")
             return False

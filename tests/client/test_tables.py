@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -24,7 +25,7 @@ from fix_engine import wait_noted
 from fix_golden import usual
 from pyengine.client.backup import backup_store, restore_store
 from pyengine.client.outgoing import RawMessage
-from pyengine.errors import CorruptionError, StoreBusyError, UsageError
+from pyengine.errors import CorruptionError, DiskFullError, StoreBusyError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.storage.backup_files import Folder, locked_folder
 from pyengine.storage.log_holds import read_log_holds
@@ -643,3 +644,18 @@ def test_the_tables_command_reports_the_number_of_added_messages(engine, tmp_pat
     assert ran.code == 0 and "0 messages of 0 topics" in ran.stdout
     ran = run("tables", engine.root, "s3://bucket/lake", "--to", to)
     assert ran.code == 2 and "is a URI: give a directory of this host" in ran.stderr
+
+
+def test_a_full_disk_ends_the_run_with_its_folder_and_the_next_one_goes_on(engine, tmp_path, monkeypatch):
+    put(engine.root, "orders", 7)
+
+    def append(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as the libraries name no file
+
+    with monkeypatch.context() as patched:
+        patched.setattr(table_formats.DeltaTables, "append", append)
+        with pytest.raises(DiskFullError, match=f"cannot write a table in {tmp_path / 'lake'}: No space"):
+            write_tables(engine.root, tmp_path / "lake", "delta")
+        ran = run("tables", engine.root, tmp_path / "lake", "--to", "delta")
+        assert ran.code == 1 and str(tmp_path / "lake") in ran.stderr and "stdout" not in ran.stderr, ran
+    assert write_tables(engine.root, tmp_path / "lake", "delta").messages == {"orders": 7}
