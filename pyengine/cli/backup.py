@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def backup(store: Path, settings: dict[str, str], dest: str, read_back: bool) -> Reply:
     """Back up a running or stopped store into DEST. DEST is a folder or a URI (s3://bucket/path).
 
-    It has every message that was flushed before it began. A second backup into DEST copies what is new.
+    It has every message that was acknowledged before it began. A second backup into DEST copies what is new.
 
     Exit code 3: complete, but the store's own log is damaged.
 

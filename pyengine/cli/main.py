@@ -164,9 +164,9 @@ def main(verbose: int) -> None:
 
     STORE is the store's root directory, by default that in PYENGINE_STORE. Every command
     takes --set key=value, a setting for this run (`pyengine config explain` lists them;
-    repeated for more), and --json for one document on stdout instead of tables. A TIME is
-    ISO 8601 (UTC without a zone), or @ and ms since 1970. A page that a text names
-    (docs/cleaning.md) is installed with the package, in its folder docs.
+    repeated for more), and --json for one document on stdout (top and tail: one each
+    time) instead of tables. A TIME is ISO 8601 (UTC without a zone), or @ and ms since
+    1970. A page that a text names (docs/cleaning.md) is in the package's folder docs.
     """
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
