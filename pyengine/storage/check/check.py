@@ -200,9 +200,9 @@ _FIELDS = {"topic": str, "queue_id": int, "queue_offset": int, "physical_offset"
 
 
 def _check_acked(checked: StoreUnderCheck, acked: Path) -> None:
-    """Search for every message of the list; UsageError names a line that is not such an object."""
+    """Search for every message of the list; UsageError names a line that is not such an object, unless it is a torn last one."""
     lines = []
-    for number, ack in _read(acked):
+    for number, ack in _read(acked, checked.report):
         place = _place_by_queue(checked.store, ack)
         lines.append((number, ack, place, place if ack["physical_offset"] is None else ack["physical_offset"]))
     for number, ack, place, offset in sorted(lines, key=lambda line: -1 if line[3] is None else line[3]):
@@ -220,17 +220,21 @@ def _check_acked(checked: StoreUnderCheck, acked: Path) -> None:
             )
 
 
-def _read(acked: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read(acked: Path, report: CheckReport) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         text = acked.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the list of acknowledged messages {acked}: {error}") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             ack = json.loads(line)
         except PARSE_ERRORS as error:
+            if 1 < number == len(lines) and not text.endswith("\n"):  # a full disk, or a kill of its writer
+                report.warning("acked list", str(acked), None, f"its last line, {number}, is torn, and left out")
+                return
             raise UsageError(f"{acked}, line {number}: no JSON ({error})") from error
         if not isinstance(ack, dict) or any(not isinstance(ack.get(name), kind) for name, kind in _FIELDS.items()):
             raise UsageError(f"{acked}, line {number}: needs {', '.join(_FIELDS)}")

@@ -83,7 +83,7 @@ KINDS = {
     **_rows("watermark",                                                                       _R, _N, STOP),
     **_rows("copy",                                                                            _L, _N, RECOVER),
     **_rows("later format",                                                                    _N, _N, LATER_FORMAT),
-    **_rows("config backup, broker",                                                           _N, _N),
+    **_rows("config backup, broker, acked list",                                               _N, _N),
 }
 
 # Damage at which `recover` does not truncate the log without --accept-loss.

@@ -468,6 +468,15 @@ def test_an_acknowledged_message_that_no_queue_can_have_is_an_error(stopped, tmp
     assert "its queue has no such entry" in report.findings[0].text
 
 
+def test_a_torn_last_line_of_the_list_is_left_out_and_said(stopped, tmp_path):
+    path = write_acks(tmp_path / "acked", acks(stopped))
+    path.write_bytes(path.read_bytes()[:-5])
+    report = check(MessageStore(stopped.root, stopped.geometry), acked=path)
+    assert (report.exit_code, report.acked, report.acked_missing) == (ExitCode.OK, 59, 0)
+    (finding,) = report.findings
+    assert (finding.file, finding.grade, finding.steps) == (str(path), Grade.NOTICE, []) and "line, 60, is torn" in finding.text
+
+
 @pytest.mark.parametrize("line", ["x", "[]", '{"topic": "T"}',
                                   '{"topic": 1, "queue_id": 0, "queue_offset": 0, "physical_offset": 0, "body_sha256": ""}'])
 def test_a_list_that_cannot_be_read_names_its_line(stopped, tmp_path, line):
