@@ -6,6 +6,7 @@ At the end: what objects of programs have in common at the end of a block and in
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
@@ -13,6 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
@@ -201,7 +203,7 @@ class Closing:
 
 
 class AsyncBlock:
-    """`async with`, as `with` does it; the end runs in a thread."""
+    """`async with`, as `with` does it; the end runs in a thread, to its end also if the task is cancelled."""
 
     __slots__ = ()
 
@@ -209,7 +211,7 @@ class AsyncBlock:
         return self.__enter__()
 
     async def __aexit__(self: AbstractContextManager[object], *exception: Any) -> None:
-        await end_block(self.__exit__, *exception)
+        await in_thread(partial(self.__exit__, *exception))
 
 
 class _Inherited(Protocol):
@@ -232,8 +234,21 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-async def end_block(end: Callable[..., object], *given: object) -> None:
-    """Call in a thread what ends an `async with` block; a cancelled block ends too, if no thread is free yet."""
+async def in_thread(call: Callable[[], _Each], undo: Callable[[_Each], object] = lambda result: None) -> _Each:
+    """Return what the call returns; if the task is cancelled meanwhile, once or more, wait for the end of the call and undo it."""
     import asyncio  # as of running_loop()
 
-    await asyncio.shield(event_loop().run_in_executor(None, end, *given))
+    async def ended(future: asyncio.Future[Any]) -> None:
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):  # anyio cancels again in each turn of the loop
+                await asyncio.wait({future})
+
+    loop = event_loop()
+    called = loop.run_in_executor(None, call)
+    try:
+        return await asyncio.shield(called)
+    except asyncio.CancelledError:
+        await ended(called)
+        if called.exception() is None:
+            await ended(loop.run_in_executor(None, undo, called.result()))
+        raise

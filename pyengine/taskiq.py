@@ -19,7 +19,7 @@ from typing import Any
 
 from pyengine import arguments
 from pyengine.client.consumer import Consumer, Sharing, consume
-from pyengine.client.handler import SESSION_TIMEOUT_S, Running, in_thread
+from pyengine.client.handler import SESSION_TIMEOUT_S, Running
 from pyengine.client.outgoing import deliver_at_ms, seconds_ms
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError, require_extra
@@ -78,7 +78,7 @@ class PyengineBroker(AsyncBroker):
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Yield tasks as they arrive. They can be acknowledged until shutdown(), which comes after the last running one."""
         if self._consumer is None:
-            self._consumer = await in_thread(
+            self._consumer = await arguments.in_thread(
                 partial(consume, self._store, self._config.topic, group=self._group, auto_commit=False, **self._options), Consumer.close)
         consumer = self._consumer
         running: Running[int] = Running(consumer, sys.maxsize)
@@ -102,7 +102,7 @@ class PyengineBroker(AsyncBroker):
         finally:
             consumer, self._consumer = self._consumer, None
             producer, self._producer = self._producer, None
-            await arguments.end_block(_close, consumer, producer)
+            await arguments.in_thread(partial(_close, consumer, producer))
 
 
 def _close(*parts: Consumer | Producer | None) -> None:

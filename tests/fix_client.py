@@ -77,7 +77,7 @@ def on_next_untake(monkeypatch, call) -> None:
 
 
 def leave_cancelled(manager, use=lambda it: None) -> None:
-    """Use a manager's `async with` block, whose end is cancelled before a thread is free for it."""
+    """Use a manager's `async with` block, whose end is cancelled, twice, before a thread is free for it, and waits for that."""
     is_free, left = threading.Event(), asyncio.Event()
 
     async def block() -> None:
@@ -91,9 +91,15 @@ def leave_cancelled(manager, use=lambda it: None) -> None:
             executor.submit(is_free.wait)
             using = asyncio.create_task(block())
             await left.wait()
-            using.cancel()
+            try:
+                for _ in range(2):
+                    using.cancel()
+                    for _ in range(10):  # turns of the loop
+                        await asyncio.sleep(0)
+                    assert not using.done()
+            finally:
+                is_free.set()
             await asyncio.wait({using})
-            is_free.set()
             assert using.cancelled()
 
     asyncio.run(main())

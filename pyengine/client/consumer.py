@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from pyengine import arguments
@@ -872,7 +873,7 @@ class Consumer:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, *_: object) -> None:
-        await arguments.end_block(self._close, _asker_now() if kind is None else None)
+        await arguments.in_thread(partial(self._close, _asker_now() if kind is None else None))
 
     def _close(self, closer: _Asker | None, until_s: float | None = None) -> None:
         """With auto_commit, messages count as done only if they were delivered to `closer`; `until_s`: to when to wait for a recovery."""

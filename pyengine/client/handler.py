@@ -46,7 +46,6 @@ PULL_S = 0.5           # longest wait for messages before the request to end is 
 HANDLE_AGAIN_S = 5.0
 ALONE_S = 10.0         # longest wait of a message that runs alone for the others, and of the others for it
 _LOG = logging.getLogger("pyengine.client.handler")
-_Result = TypeVar("_Result")
 _Call = TypeVar("_Call", bound=Hashable)
 _Future = TypeVar("_Future", bound="Future[None] | asyncio.Task[None]")
 
@@ -155,7 +154,7 @@ async def run_consumer_async(
         try:
             while not stopping.is_set():
                 try:
-                    consumer = await in_thread(
+                    consumer = await arguments.in_thread(
                         lambda: consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given), undo=Consumer.close)
                 except EngineError as error:  # the store or its engine may start later
                     await asyncio.wait({stopped}, timeout=patience.pause_s(error))
@@ -164,25 +163,6 @@ async def run_consumer_async(
                     await _handle_in_tasks(consumer, handler, concurrency, delays, stopped)
         finally:
             stopped.cancel()
-
-
-async def in_thread(call: Callable[[], _Result], undo: Callable[[_Result], object] = lambda result: None) -> _Result:
-    """Return what the call returns; if the task is cancelled meanwhile, once or more, wait for the end of the call and undo it."""
-    loop = arguments.event_loop()
-    called = loop.run_in_executor(None, call)
-    try:
-        return await asyncio.shield(called)
-    except asyncio.CancelledError:
-        await _ended(called)
-        if called.exception() is None:
-            await _ended(loop.run_in_executor(None, undo, called.result()))
-        raise
-
-
-async def _ended(future: asyncio.Future[Any]) -> None:
-    while not future.done():
-        with contextlib.suppress(asyncio.CancelledError):  # anyio cancels again in each turn of the loop
-            await asyncio.wait({future})
 
 
 def _handle(consumer: Consumer, handler: Callable[[Message], object], delays: _Delays, stopping: threading.Event,
@@ -365,7 +345,7 @@ async def _handle_async(
                 raise UsageError("the handler returns no awaitable: use run_consumer")
             consumer.ack(message)
             return
-        if await in_thread(partial(_is_given_back, consumer, message, *failure)):
+        if await arguments.in_thread(partial(_is_given_back, consumer, message, *failure)):
             return
         await asyncio.wait({stopped}, timeout=HANDLE_AGAIN_S)
         if stopped.done():

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, RetryOptions, consume
-from pyengine.client.handler import give_back, in_thread
+from pyengine.client.handler import give_back
 from pyengine.client.outgoing import PutAsyncOptions, PutManyOptions, PutOptions, RefusedError, put_topic_bytes
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import BadMessageError, UsageError
@@ -369,7 +369,7 @@ class TypedConsumer(Generic[_Value]):
             messages = await self.consumer.pull_async(max_messages, timeout_s)
             found, bad = self._decoded(messages)
             if bad:
-                await in_thread(partial(self._bury, messages, bad), undo=self.consumer._take_back)
+                await arguments.in_thread(partial(self._bury, messages, bad), undo=self.consumer._take_back)
             if found or not messages:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
