@@ -98,9 +98,9 @@ class Transaction(arguments.AsyncBlock):
         return cast(PutResult, producer._puts.give(result))
 
     def _end(self, outcome: Outcome) -> None:
-        """End all messages; raises the first error after all were tried. The check-back asks later about those that failed."""
+        """End all messages; after all were tried raises a signal handler's error, or the first. The check-back asks about those left."""
         self._is_open = False
-        first_error: EngineError | None = None
+        first_error: BaseException | None = None
         for half in self._halves:
             try:
                 with self._owner.producer._files():
@@ -111,8 +111,8 @@ class Transaction(arguments.AsyncBlock):
                     raise PutIndeterminateError(f"{result.status.name}: {result.reason}; the message stays undecided, and the checker is "
                                                 "asked about it later", result)
                 self._owner.producer._puts.give(result)
-            except EngineError as error:
-                first_error = first_error or error
+            except BaseException as error:  # noqa: BLE001 - of a signal handler too: the others must not stay behind
+                first_error = first_error if first_error and isinstance(error, EngineError) else error
         if first_error is not None:
             raise first_error
 

@@ -217,13 +217,38 @@ def test_an_async_block_commits_or_takes_back_as_well(engine, producer):
     assert bodies(engine) == [b"one"] and bodies(engine, OP) == [b"0", b"1", b"2"]
 
 
-def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_is_committed_in_a_thread(engine, producer):
+def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_waits_for_one_and_is_committed(engine, producer):
     leave_cancelled(producer.transaction(), lambda transaction: transaction.put("orders", b"one"))
     assert bodies(engine) == [b"one"]
     for end in (engine.connect(), engine.open_store()):
         leave_cancelled(end)
         with pytest.raises(UsageError, match="closed"):
             end.__enter__()
+
+
+@pytest.mark.parametrize("is_rolled_back", [False, True])
+def test_a_signal_handler_that_raises_during_the_end_keeps_no_later_message_from_it(engine, producer, monkeypatch, is_rolled_back):
+    end, ended = HalfMessages.end, []
+
+    def interrupted(halves, half, outcome):
+        ended.append(half.body)
+        if half.body == b"two":
+            raise KeyboardInterrupt
+        return end(halves, half, outcome)
+
+    monkeypatch.setattr(HalfMessages, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt), producer.transaction() as transaction:
+        for body in (b"one", b"two", b"three"):
+            transaction.put("orders", body)
+        if is_rolled_back:
+            raise ZeroDivisionError
+    monkeypatch.undo()
+    assert ended == [b"one", b"two", b"three"] and bodies(engine, OP) == [b"0", b"2"]
+    assert bodies(engine) == ([] if is_rolled_back else [b"one", b"three"])
+    asked = []
+    with producer.transaction(checker=asked.append):
+        producer.check_transactions()
+    assert {message.body for message in asked} == {b"two"}, "of what it interrupted the checker is asked"
 
 
 def test_a_block_that_ends_by_an_exception_takes_its_messages_back(engine, producer):
