@@ -248,7 +248,8 @@ def test_a_broker_can_be_started_again(task_store):  # noqa: F811
             await broker.shutdown()
 
     asyncio.run(main())
-    assert sum(pyengine.open_store(task_store).queue_end("taskiq-again", n) for n in range(8)) == 2
+    with pyengine.open_store(task_store) as store:
+        eventually(lambda: sum(store.queue_end("taskiq-again", n) for n in range(8)) == 2, "both are dispatched")
 
 
 def test_a_shutdown_that_is_cancelled_before_a_thread_is_free_disconnects(task_store, monkeypatch):  # noqa: F811
