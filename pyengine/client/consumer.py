@@ -356,6 +356,8 @@ class Consumer:
         self._closing = threading.Event()
         self._is_closed = False
         self._forked()
+        if outer is not None:
+            self._work: threading.RLock = outer._work  # one commit is of all topics
         self._pid = os.getpid()
         self._is_made = False
         self._whole: Consumer | None = None  # what this is a part of, if a program has asked for the part
@@ -670,7 +672,7 @@ class Consumer:
         """
         self._require_group()
         given = [(one, None) for one in self._consumers] if messages is None else self._split(messages)
-        with self._all_work():
+        with self._work:
             for one, its in given:
                 with one._state:
                     one._require_open()
@@ -883,8 +885,8 @@ class Consumer:
         self._is_due.set()
         self._stir()
         turns = [one._session._turn for one in self._consumers if isinstance(one._session, SharedSession)]
-        locks = [*turns, *(lock for one in self._consumers for lock in (one._work, one._state))]
-        if any(lock._is_owned() for lock in locks):  # type: ignore[attr-defined]
+        locks = [*turns, self._work, *(one._state for one in self._consumers)]
+        if until_s is None and any(lock._is_owned() for lock in locks):  # type: ignore[attr-defined]
             # A signal handler has interrupted a call, which another thread waits for: what that delivers, no program may have got.
             threading.Thread(target=self._close, args=(None,), name="pyengine-consumer-close").start()
             return
@@ -1529,17 +1531,10 @@ class Consumer:
             for held in queues:
                 self._held.pop(held.queue_id, None)
 
-    def _all_work(self) -> ExitStack:
-        """Have the claims and offsets of all topics for one thread."""
-        with ExitStack() as held:
-            for one in self._consumers:
-                held.enter_context(one._work)
-            return held.pop_all()
-
     def _commit_done(self) -> None:
         """Store what is done of all topics; once more if a recovery of the store has come between."""
         self._reader._require_open()  # and the store is at its place
-        with self._all_work():
+        with self._work:
             try:
                 self._commit_all()
             except HistoryChangedError:

@@ -16,11 +16,12 @@ import pytest
 import pyengine
 from fix_cli import environment
 from fix_client import session_of
+from interrupting import interrupted_at_each_place
 from pyengine.client.group_session import TurnTakenError
 from pyengine.errors import EngineError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import write_config
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 
 @pytest.fixture(scope="module")
@@ -379,3 +380,12 @@ def test_an_error_at_the_end_of_one_topic_keeps_no_other_one_open(engine, names,
     assert ConsumerOffsets(engine.path).read(topics[2], names[1]) == {0: 1}
     put(engine, topics[0], b"2")
     assert pull(consume(topics), 1)[0].topic == topics[0]
+
+
+def test_a_commit_that_a_signal_handler_interrupts_keeps_no_other_thread_from_one(consume, topics):
+    consumer = consume(topics)
+    for _ in interrupted_at_each_place(lambda: consumer.commit([])):
+        thread = threading.Thread(target=consumer.commit, daemon=True)
+        thread.start()
+        thread.join(scaled_timeout_s(30))
+        assert not thread.is_alive()
