@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -336,14 +338,12 @@ class AppendedLines:
 _MISSING, _EMPTY = "is not there", "is empty"
 LOCK_WAIT_S, LOCK_STEP_S = 10.0, 0.25
 _POLL_INTERVAL_FIRST_S, _POLL_INTERVAL_LAST_S = 0.0005, 0.01
-_locked: set[int] = set()  # descriptors of lock files, of all threads
+_locked: weakref.WeakSet[io.FileIO] = weakref.WeakSet()  # open lock files, of all threads
 
 
 def _after_fork_in_child() -> None:
-    for descriptor in _locked:  # otherwise the lock of a parent that is killed would last as long as the child
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _locked.clear()
+    for file in [*_locked]:  # otherwise the lock of a parent that is killed would last as long as the child
+        file.close()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -366,17 +366,17 @@ def exclusive(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened_to_lock(path: Path) -> Iterator[int]:
-    """Open a file of locks; those that the block takes end with it. A child that is forked meanwhile does not have them."""
-    descriptor, pid = open_shared_file(path), os.getpid()
-    _locked.add(descriptor)
-    try:
-        yield descriptor
-    finally:
-        if pid == os.getpid():  # a child that was forked by a change has no descriptor
-            with contextlib.suppress(OSError):
-                unlock(descriptor)  # not by close() alone: a child of a fork at this moment may have it too
-            _locked.discard(descriptor)
-            os.close(descriptor)
+    """Open a file of locks; those that the block takes end with it. A child that is forked meanwhile does not have them.
+
+    The file's object closes it, also if an exception of a signal handler comes into the end of the block.
+    """
+    with open(open_shared_file(path), "r+b", buffering=0) as file:
+        _locked.add(file)
+        try:
+            yield file.fileno()
+        finally:
+            with contextlib.suppress(OSError, ValueError):  # in a child that was forked by a change it is closed
+                unlock(file.fileno())  # not by close() alone: a child of a fork at this moment may have it too
 
 
 class RunningClock:

@@ -17,6 +17,7 @@ import pytest
 from broker_lock import held_by_a_broker
 from dying import run_and_die_at
 from fix_cli import environment
+from interrupting import interrupted_at_each_place
 from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.small_file import path_stamp
 from pyengine.ipc.heartbeat import is_stopped
@@ -359,6 +360,13 @@ threading.Event().wait()
             ConsumerOffsets(tmp_path).commit("orders", "billing", {0: 1})
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer it goes no further
+def test_an_update_that_a_signal_handler_interrupts_keeps_no_other_from_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable_file, "LOCK_WAIT_S", 0)
+    for _ in interrupted_at_each_place(lambda: ConsumerOffsets(tmp_path).update(bool)):
+        ConsumerOffsets(tmp_path).update(bool)
 
 
 def test_a_commit_is_refused_while_another_program_owns_the_store(tmp_path, path):
