@@ -518,29 +518,36 @@ class Consumer:
         Raises the background thread's errors.
         """
         deadline_s = _deadline_s(max_messages, timeout_s)
-        with self._pulling:
-            with suppress(TurnTakenError):
-                if messages := self._next(max_messages)[0]:  # the common case: no preparation for a sleep
-                    return messages
-            while not self._closing.is_set():
-                try:
-                    found, left_s, stirs = self._try_pull(max_messages, deadline_s)
-                except TurnTakenError as taken:
-                    if not self._await_turn(taken.session, deadline_s):
-                        return []
-                    continue
-                if found is not None:
-                    return found
-                if left_s:
-                    self._wait(left_s, stirs)
-            self._require_open()
-            return []
+        taken: _Taken = []
+        try:
+            with self._pulling:
+                with suppress(TurnTakenError):
+                    if messages := self._next(max_messages, taken)[0]:  # the common case: no preparation for a sleep
+                        return messages
+                while not self._closing.is_set():
+                    try:
+                        found, left_s, stirs = self._try_pull(max_messages, taken, deadline_s)
+                    except TurnTakenError as other:
+                        if not self._await_turn(other.session, deadline_s):
+                            return []
+                        continue
+                    if found is not None:
+                        return found
+                    if left_s:
+                        self._wait(left_s, stirs)
+                self._require_open()
+                return []
+        except BaseException:  # also of a signal handler, at the very end: the program does not get them
+            for consumer, own in taken:
+                consumer._take_own_back(own)
+            raise
 
-    def _try_pull(self, max_messages: int, deadline_s: float | None, is_committed: bool = False) -> tuple[list[Message] | None, float, int]:
+    def _try_pull(self, max_messages: int, taken: _Taken, deadline_s: float | None, is_committed: bool = False,
+                  ) -> tuple[list[Message] | None, float, int]:
         """Return (what a pull returns now, None to continue; how long to wait for more; the sleeper's stirs before)."""
         self._require_open()
         stirs = self._sleeper.stirs
-        messages, has_moved = self._next(max_messages, is_committed=is_committed)
+        messages, has_moved = self._next(max_messages, taken, is_committed=is_committed)
         left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
         # Past entries that do not match it goes on for a moment, so that a pull without a timeout finds what comes after a few of them.
         if messages or left_s <= (-POLL_INTERVAL_S if has_moved else 0):
@@ -578,9 +585,15 @@ class Consumer:
                 if self._expects_suspects:
                     self._begin_call()  # here: another thread goes on after a cancellation, when more may be delivered
                     most = await loop.run_in_executor(None, self._commit_before_suspects, max_messages)
-                found, left_s, _ = self._try_pull(most, deadline_s, is_committed=True)
-            except TurnTakenError as taken:
-                if not await loop.run_in_executor(None, self._await_turn, taken.session, deadline_s):
+                taken: _Taken = []
+                try:
+                    found, left_s, _ = self._try_pull(most, taken, deadline_s, is_committed=True)
+                except BaseException:
+                    for consumer, own in taken:
+                        consumer._take_own_back(own)
+                    raise
+            except TurnTakenError as other:
+                if not await loop.run_in_executor(None, self._await_turn, other.session, deadline_s):
                     return []
                 continue
             except UsageError:  # another thread closes it
@@ -653,15 +666,18 @@ class Consumer:
     def _take_back(self, messages: Iterable[Message]) -> None:
         """Undo the delivery of these messages, which the program did not get."""
         for consumer, its in self._split(messages):
-            for queue_id in {message.queue_id for message in its}:
-                mine = [message for message in its if message.queue_id == queue_id]
-                with consumer._state:
-                    held = consumer._held.get(queue_id)
-                    if held is not None and held.claim is not None:
-                        held.flight.take_back(mine)
-                    elif held is not None:
-                        first = min(message.queue_offset for message in mine)
-                        held.restore(first, first, min(first, held.done), {})
+            consumer._take_own_back(its)
+
+    def _take_own_back(self, messages: Iterable[Message]) -> None:
+        for queue_id in {message.queue_id for message in messages}:
+            mine = [message for message in messages if message.queue_id == queue_id]
+            with self._state:
+                held = self._held.get(queue_id)
+                if held is not None and held.claim is not None:
+                    held.flight.take_back(mine)
+                elif held is not None:
+                    first = min(message.queue_offset for message in mine)
+                    held.restore(first, first, min(first, held.done), {})
 
     # -- acknowledge, seek, report ------------------------------------------------
 
@@ -924,41 +940,40 @@ class Consumer:
 
     # -- fetch and deliver --------------------------------------------------------
 
-    def _next(self, max_messages: int, *, is_committed: bool = False) -> tuple[list[Message], bool]:
+    def _next(self, max_messages: int, taken: _Taken, *, is_committed: bool = False) -> tuple[list[Message], bool]:
         """Return (messages, whether entries were read, even if filtered), from topics and retry topic in turn.
+
+        `taken` has whose messages they are, as those have them, once they count as delivered: the caller takes back what it cannot return.
 
         It waits for nothing but the disk, and for that not if `is_committed`: what is done was stored before suspects.
         """
+        taken.clear()
         is_one = self._retried is None and not self._parts  # the common case
         if not is_committed and (self._has_suspects if is_one else self._expects_suspects):
             self._begin_call()
             max_messages = self._commit_before_suspects(max_messages)
         if is_one:
-            return self._next_own(max_messages)
+            return self._next_own(max_messages, taken)
         has_moved, weights = False, sum(one._weight for one in self._consumers)
-        taken: TurnTakenError | None = None
+        busy: TurnTakenError | None = None
         for consumer in self._begin_turn():
             if consumer is self._retried and self._all_paused is not None:
                 continue
             try:
-                messages, moved = consumer._next_own(max_messages)
+                messages, moved = consumer._next_own(max_messages, taken)
             except TurnTakenError as error:  # the others are asked; it saves nothing for later, and is not paid for
-                taken = error
+                busy = error
                 consumer._credit -= consumer._weight
                 weights -= consumer._weight
                 continue
             has_moved = has_moved or moved
             if messages:  # from one of them at a time, so that an error of the other loses no message
-                try:
-                    consumer._credit -= weights
-                    return [RetriedMessage.of(message) for message in messages] if consumer is self._retried else messages, True
-                except BaseException:
-                    consumer._take_back(messages)
-                    raise
+                consumer._credit -= weights
+                return [RetriedMessage.of(message) for message in messages] if consumer is self._retried else messages, True
             consumer._credit = 0  # it has no message in its turn, saves none for later, and is not paid for
             weights -= consumer._weight
-        if taken is not None:
-            raise taken
+        if busy is not None:
+            raise busy
         return [], has_moved
 
     @property
@@ -1016,7 +1031,7 @@ class Consumer:
                 for held in consumer._held.values():
                     held.flight.spared = {message.queue_offset for message in spared if message.queue_id == held.queue_id}
 
-    def _next_own(self, max_messages: int) -> tuple[list[Message], bool]:
+    def _next_own(self, max_messages: int, taken: _Taken) -> tuple[list[Message], bool]:
         """Like _next(), from this consumer's own topic only."""
         with self._state:
             self._require_open()
@@ -1027,11 +1042,12 @@ class Consumer:
             if self._options.auto_commit:
                 self._finish(None)
             if isinstance(self._session, SharedSession):
-                return self._next_shared(self._session, max_messages)
+                return self._next_shared(self._session, max_messages, taken)
             if self._reader._is_past(self._epoch):
                 self._await_comparison()
                 return [], False
             messages: list[Message] = []
+            taken.append((self, messages))
             has_moved = False
             before = []
             try:
@@ -1052,14 +1068,16 @@ class Consumer:
             except BaseException:  # of a disk or a signal handler: the program does not get `messages`
                 for held, was in before:
                     held.restore(*was)
+                messages.clear()
                 raise
 
-    def _next_shared(self, session: SharedSession, max_messages: int) -> tuple[list[Message], bool]:
+    def _next_shared(self, session: SharedSession, max_messages: int, taken: _Taken) -> tuple[list[Message], bool]:
         """Like _next_own(), of all queues, together with the other members."""
         queues = [held for held in self._queues_in_turn() if isinstance(held, SharedAssignment)]
         flights = [held.shared for held in queues]
         read = [held for held in queues if held.queue_id not in self._paused and self._has_news(held)]
         messages: list[Message] = []
+        taken.append((self, messages))
         has_moved = False
         if not read and not any(flight.has_notes for flight in flights):
             return messages, has_moved
@@ -1079,6 +1097,7 @@ class Consumer:
                 held.shared.undo()
                 held.shared.take_back(each for each in messages if each.queue_id == held.queue_id)  # a signal came when the turn had ended
                 held.drop_buffer()  # it lacks what was taken
+            messages.clear()
             if isinstance(error, PassedOverError | HistoryChangedError):  # they count for nothing
                 return [], isinstance(error, PassedOverError)
             raise
@@ -1649,6 +1668,7 @@ class _FirstPart(Consumer):
         return True
 
 
+_Taken = list[tuple[Consumer, list[Message]]]  # what counts as delivered to the program by this call, by consumer
 _Asker = tuple[int, "asyncio.Task[Any] | None"]  # a thread, and the task that runs in it
 
 

@@ -350,6 +350,42 @@ def test_a_consumer_that_is_dropped_without_an_end_leaves_its_messages_to_others
     assert bodies(consume(sharing=sharing).pull(3, timeout_s=scaled_timeout_s(5))) == expected
 
 
+@pytest.mark.parametrize("options", [{}, {"sharing": "messages"}, {"group": None}, {"topic": ["other", "orders"]}], ids=str)
+@pytest.mark.parametrize(("end", "is_async"), [("_next_own", False), ("_next", False), ("_pulling", False), ("_next", True)])
+def test_a_signal_handler_that_raises_at_the_end_of_a_pull_loses_no_message(builder, consume, monkeypatch, options, end, is_async):
+    expected = fill(builder, 6)
+    builder.put("other", b"")
+    consumer = consume(**options)
+    pull = consumer.pull if not is_async else lambda *given: asyncio.run(consumer.pull_async(*given))
+    got = []
+
+    def take(most: int, until: int) -> None:
+        eventually(lambda: got.extend(filter(None, bodies(pull(most)))) or len(got) >= until, "the messages")
+
+    take(1, 2)
+
+    def interrupted(*given, **more):
+        found = inside(*given, **more)
+        if found is None or found[0]:  # the end of the block, or messages
+            monkeypatch.undo()
+            raise Interrupted
+        return found
+
+    if end == "_pulling":
+        inside = consumer._pulling.__exit__
+        monkeypatch.setattr(consumer, "_pulling", SimpleNamespace())
+        of_block = type("Block", (), {"__enter__": lambda _, enter=inside.__self__.__enter__: enter(),
+                                      "__exit__": lambda _, *given: interrupted(*given)})
+        consumer._pulling = of_block()
+    else:
+        inside = getattr(pyengine.Consumer, end)
+        monkeypatch.setattr(pyengine.Consumer, end, interrupted)
+    with pytest.raises(Interrupted):
+        pull(3)
+    take(3, 6)
+    assert got == expected
+
+
 def test_an_iterator_and_a_part_keep_a_consumer(builder, consume):
     expected = fill(builder, 2)
     iterator = iter(pyengine.consume(builder.root, "orders", group="billing", **settings(builder)))
