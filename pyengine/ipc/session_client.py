@@ -163,19 +163,21 @@ class OpenSession(Closing):
         if self._object is None:
             return
         if os.getpid() == self._pid:
-            if self._counted:
+            counted, self._counted = self._counted, False
+            if counted:
                 native_session.count_producer(self.identity.sysv_semaphore_id, -1)
             if self.is_open:
                 request = {"want": "close", "epoch": self.identity.epoch, "slot": self.slot, "generation": self.generation}
                 with contextlib.suppress(OSError, ValueError), sessions.connect_socket(self.folder.path, 1.0) as channel:
                     ask(channel, request)
-        del self.session  # a pointer into the mapping
+            self._pid = -1  # a call after one that a signal handler has ended goes on from here
+        self.__dict__.pop("session", None)  # a pointer into the mapping
         self._object.close()
-        self._object = None
         self.memory.close()
-        if self.lock_descriptor >= 0:
-            os.close(self.lock_descriptor)
-            self.lock_descriptor = -1
+        descriptor, self.lock_descriptor = self.lock_descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        self._object = None
 
     def __del__(self) -> None:
         try:

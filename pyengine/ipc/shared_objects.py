@@ -124,9 +124,9 @@ class SharedObject(Closing):
 
     def close_descriptor(self) -> None:
         """Close the descriptor, and keep the mapping, which has a descriptor of its own."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class SharedFolder:

@@ -406,8 +406,8 @@ class Folder:
                 if make:
                     make_folder_in(here, part, PRIVATE_FOLDER)
                 inside = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-                os.close(here)
-                here = inside
+                here, inside = inside, here
+                os.close(inside)  # last: a signal handler may raise after it
             yield here, last
         finally:
             os.close(here)

@@ -111,8 +111,8 @@ def open_folder(path: str | os.PathLike[str], *, make_mode: int | None = None) -
                             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                         parts += reversed(Path(os.readlink("", dir_fd=found)).parts)
                 else:
-                    os.close(here)
-                    here = found
+                    here, found = found, here
+                    os.close(found)  # last: a signal handler may raise after it
             return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
         finally:
             os.close(here)

@@ -26,6 +26,7 @@ import pytest
 
 import pyengine
 from fix_client import submitter
+from fix_failpoints import Interrupted
 from fix_golden import usual
 from fix_parts import MODES
 from pyengine.client import pending_puts
@@ -40,9 +41,9 @@ from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record import BatchMember, Message, decode_record
-from pyengine.ipc.control_block import now_ms
+from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.ipc.session_client import open_session
-from pyengine.ipc.shared_objects import side_name
+from pyengine.ipc.shared_objects import SharedObject, side_name
 from pyengine.native import control as native
 from pyengine.native.session import COMPLETIONS, PUT, ProducerSession, SendRounds
 from pyengine.results import PutError, PutRefusedError, PutResult, PutStatus
@@ -1078,3 +1079,22 @@ def test_a_call_beside_or_after_close_touches_no_file_that_the_program_opens_nex
             go_on()
             assert is_closed.is_set() and {path.stat().st_size for path in foreign.rglob("*.*")} == {0}
             assert not [*(foreign / "config").iterdir()] and {path.suffix for path in foreign.iterdir()} == {"", ".db"}
+
+
+@pytest.mark.parametrize(("where", "name"), [(SharedObject, "close"), (EngineMemory, "close"), (os, "close")],
+                         ids=["object", "memory", "descriptor"])
+def test_a_session_whose_close_a_signal_handler_has_ended_is_closed_by_the_next_call(undelayed, monkeypatch, where, name):
+    before = len(os.listdir("/proc/self/fd"))
+    session, inside = open_session(undelayed.path), getattr(where, name)
+
+    def interrupted(*given):
+        monkeypatch.undo()
+        inside(*given)
+        raise Interrupted
+
+    monkeypatch.setattr(where, name, interrupted)
+    with pytest.raises(Interrupted):
+        session.close()
+    session.close()
+    session.close()
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before, "its descriptors are closed")

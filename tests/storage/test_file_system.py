@@ -12,14 +12,16 @@ import pytest
 
 from faults.mounts import own_mounts, with_own_mounts
 from fix_cli import run
+from fix_failpoints import Interrupted
 from fix_store_builder import StoreBuilder
 from pyengine.errors import DiskError, EngineError, command, disk_error, shown
 from pyengine.formats.paths import log_folders
 from pyengine.storage import file_system
+from pyengine.storage.backup_files import Folder
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import create_file, make_folders, write_config
-from pyengine.storage.file_system import HeldStore
+from pyengine.storage.file_system import HeldStore, open_folder
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.recovery.recover import recover
 
@@ -184,3 +186,31 @@ def _without_proc(word: str, root: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
     done = run(word, root)
     assert done.code and f"{root} cannot be used: /proc is not mounted here" in done.stderr, done
+
+
+@pytest.mark.parametrize("use", [
+    lambda folder: os.close(open_folder(folder / "a" / "b", make_mode=0o700)), lambda folder: Folder(folder).write("a/b/c", [b"x"]),
+], ids=["a folder", "a file of a backup"])
+def test_a_descriptor_is_closed_once_though_a_signal_handler_raises_after_that(tmp_path, monkeypatch, use):
+    """Otherwise the second close is that of another thread's file."""
+    close, calls, twice = os.close, [], []
+
+    def interrupted(descriptor: int) -> None:
+        calls.append(descriptor)
+        try:
+            close(descriptor)
+        except OSError as error:
+            twice.append(error)
+        if len(calls) == at:
+            raise Interrupted
+
+    monkeypatch.setattr(os, "close", interrupted)
+    at, was_raised = 0, True
+    while was_raised:
+        at, was_raised = at + 1, False
+        calls.clear()
+        try:
+            use(tmp_path)
+        except Interrupted:
+            was_raised = True
+    assert at > 3 and not twice
