@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -226,7 +227,20 @@ def after_fork(each: _Inherited) -> None:
     _inherited.add(each)
 
 
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def inherited_lock() -> threading.RLock:
+    """Return an RLock that a forked child finds free, since there no thread of the parent would give it back."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
 def _after_fork_in_child() -> None:
+    for lock in [*_locks]:
+        if not lock._is_owned():  # by the thread that forks, which goes on in the child
+            lock._at_fork_reinit()
     for each in [*_inherited]:  # a list: one that another one drops here has its turn too
         each._forked()
 

@@ -13,11 +13,10 @@ other. Short reads need no hold: after they have copied the bytes they check tha
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pyengine.arguments import Closing, after_fork
+from pyengine.arguments import Closing, after_fork, inherited_lock
 from pyengine.errors import EngineError
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedFolder
@@ -79,7 +78,7 @@ class SegmentHolds:
     def __init__(self, folder: SharedFolder) -> None:
         self._folder = folder
         self._cleaning: Cleaning | None = None
-        self._lock = threading.RLock()  # a signal handler in a thread that has it may hold and release
+        self._lock = inherited_lock()  # a signal handler in a thread that has it may hold and release
         self._counts: Counter[int] = Counter()
         after_fork(self)
 
@@ -127,5 +126,4 @@ class SegmentHolds:
 
     def _forked(self) -> None:
         """Close the child's copies, which would keep the parent's locks after its end."""
-        self._lock = threading.RLock()
         self.close()

@@ -87,7 +87,7 @@ class LiveWatermark:
         self._root = root
         self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None
-        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
+        self._lock = arguments.inherited_lock()  # a signal handler in a thread that has it may read
 
     def limit(self, level: ReadLevel) -> int:
         """Return the physical offset below which a reader of this level may read.
@@ -334,7 +334,7 @@ class LiveStoreReader(StoreReader):
         self._engine_check_due_s = 0.0
         self._recovery_marker, self._epoch_file = str(RECOVERY.path(self.root)), os.path.join(self.root, EPOCH_NAME)
         self._epoch = -1, 0  # the stamp of that file, and its number
-        self._memory_lock = threading.RLock()  # a signal handler in a thread that has it may read
+        self._memory_lock = arguments.inherited_lock()  # a signal handler in a thread that has it may read
 
     @property
     def default_level(self) -> ReadLevel:

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import mmap
 import os
-import threading
 import time
 from bisect import bisect_right
 from collections import OrderedDict
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pyengine import arguments
 from pyengine.errors import DiskError, StoreRefusedError, disk_error
 from pyengine.formats.paths import is_index_name, is_queue_id_name, parse_segment_name, segment_name
 from pyengine.formats.record import I64, PHYSICAL_OFFSET_AT
@@ -154,7 +154,7 @@ class MappingCache:
     def __init__(self, mappings_max: int = MAPPINGS_MAX) -> None:
         self._mappings: OrderedDict[tuple[str, int], mmap.mmap] = OrderedDict()
         self._mappings_max = mappings_max
-        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
+        self._lock = arguments.inherited_lock()  # a signal handler in a thread that has it may read
 
     def get(self, folder: str, start_offset: int) -> mmap.mmap | None:
         """Return the segment's mapping, which is made if necessary; None if the file does not exist any more."""

@@ -11,7 +11,6 @@ import mmap
 import os
 import re
 import struct
-import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ class GetStatistics:
     """The counters of one reader: `figures`, which each count replaces. Threads may share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
+        self._lock = arguments.inherited_lock()  # a signal handler in a thread that has it may read
         self.figures = GetFigures()
 
     def count(self, result: GetResult | GetRecords, took_ns: int) -> None:

@@ -10,12 +10,12 @@ import contextlib
 import enum
 import errno
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pyengine import arguments
 from pyengine.errors import UsageError, disk_error
 from pyengine.formats.paths import LOCK_NAME
 from pyengine.formats.small_file import TRANSIENT_ERRNOS, open_regular, opened, path_stamp
@@ -96,7 +96,7 @@ class FilesWatermark:
         self._log = commit_log
         self._dead_engine = dead_engine
         self.end = LogEnd(root, commit_log)
-        self._lock = threading.RLock()  # a signal handler in a thread that has it may read
+        self._lock = arguments.inherited_lock()  # a signal handler in a thread that has it may read
         self._synced: tuple[WatermarkReading, int, int] | None = None  # (watermark, end, the offset that was returned for them)
         self._noted: tuple[int, ReplicationState | None] = (0, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -137,6 +138,43 @@ def test_a_call_beside_close_ends_with_an_error_and_not_the_process(live, call):
         return "it returned"
 
     assert InChild(closed_inside)() is None
+
+
+def test_a_forked_child_reads_though_a_thread_of_its_parent_was_reading(live):
+    owner, store = live()
+    queue = store.verify["facts"]["queues"][0]
+    with pyengine.open_store(owner.root) as reader, pyengine.open_store(store.root) as of_files:
+        each = [(one, one._live_watermark, one._live_watermark._files, one._cache, one._gets) for one in (reader, of_files)]
+        locks = [vars(part).get("_memory_lock") or part._lock for parts in each for part in parts]
+        locked, may_end = threading.Event(), threading.Event()
+
+        def read() -> None:
+            with contextlib.ExitStack() as stack:
+                for lock in locks:
+                    stack.enter_context(lock)
+                locked.set()
+                may_end.wait(scaled_timeout_s(120))
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert locked.wait(scaled_timeout_s(30))
+
+        def in_child() -> str | None:
+            for one in (reader, of_files):
+                if not one.get_message(queue["topic"], queue["queueId"], 0).messages or one.max_physical_offset() <= 0:
+                    return "it reads nothing"
+            return None
+
+        found = InChild(in_child)()
+        may_end.set()
+        thread.join()
+        assert found is None
+
+
+def test_a_thread_that_forks_keeps_its_own_locks_in_the_child(live):
+    owner, _ = live()
+    with pyengine.open_store(owner.root) as reader, reader._memory_lock:
+        assert InChild(lambda: None if reader._memory_lock._is_owned() and reader.is_live else "it lost the lock")() is None
 
 
 def test_the_reader_outlives_the_engine_and_meets_its_successor(live):
