@@ -496,12 +496,21 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             kind = PutManyResult if make == self._many_entry else PutResult
             return kind(refused.status, topic=str(message.topic), queue_id=message.queue_id or 0, reason=refused.reason)
 
-    def _for_engine(self, place: Callable[[], PutEntry]) -> PutEntry:
-        """Return the entry that `place` makes for the engine that runs now, or raise RefusedError."""
+    def _for_engine(self, kind: int, message: OutgoingMessage | RawMessage, wait: bool, place: Callable[[], PutEntry]) -> PutEntry:
+        """Return the entry that `place` makes for the engine that runs now, or raise RefusedError.
+
+        What the engine before refuses, the next one may take: then it is an entry that is to be made again.
+        """
         sessions = self._puts.sessions
         self._follow()
-        entry = place()
-        entry.sessions, entry.again = sessions, partial(self._for_engine, place)
+        try:
+            entry = place()
+        except RefusedError:
+            if self._puts.is_in(sessions):
+                raise
+            context = PutContext(kind, str(message.topic), message.queue_id or 0, self._puts.store_host, self._puts.waits if wait else 0)
+            entry, sessions = PutEntry(native.new_header(), b"", b"", context), -1
+        entry.sessions, entry.again = sessions, partial(self._for_engine, kind, message, wait, place)
         return entry
 
     def _entry(self, message: OutgoingMessage, wait: bool) -> PutEntry:
@@ -521,7 +530,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             self._refuse_sizes(len(content), queue_id, message.flag)
             return self._shared(message, native.PUT, queue_id, name, text, delay, content, wait)
 
-        return self._for_engine(place)
+        return self._for_engine(native.PUT, message, wait, place)
 
     def _delay(self, message: OutgoingMessage) -> Delay | None:
         return Delay.of(message.delay_level, message.deliver_at) if message.delay_level or message.deliver_at is not None else None
@@ -551,27 +560,28 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
                 payload = native.pack_many(bodies)
             except TypeError:
                 payload = native.pack_many([outgoing.body_bytes(body, one.name(at)) for at, body in enumerate(bodies)])
-            sizes = memoryview(payload)[:4 * len(bodies)].cast("I")
-            flags = host_flags(BORN_HOST, self._puts.store_host)
-            room = self._puts.segment_bytes - constants.BLANK_HEADER_BYTES - record_size(0, len(name), len(text), flags)
-            if max(sizes) > min(self._puts.max_message_bytes, room):
-                for one.at, size_bytes in enumerate(sizes):
-                    self._refuse_sizes(size_bytes, 0, message.flag)
-                    if size_bytes > room:
-                        raise RefusedError(f"the body has {size_bytes} bytes, which no segment of the commit log can hold: split it, or "
-                                           "make the store with a larger mapped_file_size_commit_log_bytes")
+        sizes = memoryview(payload)[:4 * len(bodies)].cast("I")
+        most = max(sizes)
         if len(payload) > native.SIDE_BYTES_MAX - 131072:
             raise RefusedError("put_many takes at most 256 MiB at once: split it")
         count = len(bodies)
 
         def place() -> PutEntry:
+            flags = host_flags(BORN_HOST, self._puts.store_host)
+            room = self._puts.segment_bytes - constants.BLANK_HEADER_BYTES - record_size(0, len(name), len(text), flags)
+            with one:
+                for one.at, size_bytes in enumerate(sizes if most > min(self._puts.max_message_bytes, room) else ()):
+                    self._refuse_sizes(size_bytes, 0, message.flag)
+                    if size_bytes > room:
+                        raise RefusedError(f"the body has {size_bytes} bytes, which no segment of the commit log can hold: split it, or "
+                                           "make the store with a larger mapped_file_size_commit_log_bytes")
             queue_id = choose()
             self._refuse_sizes(0, queue_id, message.flag)
             entry = self._shared(message, native.MANY, queue_id, name, text, delay, payload, wait)
             entry.header.count = count
             return entry
 
-        return self._for_engine(place)
+        return self._for_engine(native.MANY, message, wait, place)
 
     def _remember(self, message: OutgoingMessage, name: bytes, text: bytes) -> None:
         """Let C handle puts of this topic, queue and tags from now on."""
@@ -593,7 +603,6 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             for one.at, each in enumerate(arguments.several(messages, "messages", "an iterable of BatchMessage or bytes")):
                 each = each if isinstance(each, BatchMessage) else BatchMessage(each)
                 body = each.body if type(each.body) is bytes else outgoing.body_bytes(each.body, one.name())
-                self._refuse_sizes(len(body), 0, each.flag)
                 has_own = each.delay_level or each.deliver_at is not None
                 texts.append(outgoing.properties_text(each.tags, each.keys, each.properties))
                 delays.append(Delay.of(each.delay_level, each.deliver_at) if has_own else delay)
@@ -602,6 +611,9 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             raise RefusedError("put_batch got no messages: give at least one")
 
         def place() -> PutEntry:
+            with one:
+                for one.at, (body, flag) in enumerate(members):
+                    self._refuse_sizes(len(body), 0, flag)
             queue_id = choose()
             self._refuse_sizes(0, queue_id, 0)
             topic, queue_id, text, own_texts = outgoing.later_batch(message.topic, queue_id, shared, texts, delays, self._delays_ms)
@@ -612,7 +624,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             return self._with_members(self._made(context, topic.encode(), outgoing.properties_bytes(text)),
                                       [BatchMember(body, flag, own_text) for (body, flag), own_text in zip(members, own_texts)])
 
-        return self._for_engine(place)
+        return self._for_engine(native.BATCH, message, wait, place)
 
     def _with_members(self, entry: PutEntry, members: Sequence[BatchMember]) -> PutEntry:
         """Add the members to a batch's entry; RefusedError if they are too large together."""
@@ -644,7 +656,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             entry.header.prepared_transaction_offset = 0
             return self._with_members(entry, members)
 
-        return self._for_engine(place)
+        return self._for_engine(native.BATCH, message, wait, place)
 
     def _raw_entry(self, message: RawMessage) -> PutEntry:
         """Check and encode a raw message, for the delay schedule if it is delivered later; or raise RefusedError."""
@@ -666,7 +678,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             context = self._raw_context(native.PUT, message, topic, queue_id, message.wait_store_msg_ok)
             return self._made(context, name, text, message.flag, body, raw=message)
 
-        return self._for_engine(place)
+        return self._for_engine(native.PUT, message, message.wait_store_msg_ok, place)
 
     def _raw_context(self, kind: int, message: RawMessage, topic: str, queue_id: int, wait: bool) -> PutContext:
         store_host = encode_host(message.store_host) if message.store_host else self._puts.store_host

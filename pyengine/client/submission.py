@@ -325,6 +325,10 @@ class Submitter(SubmitterFront):
     def _is_current(self, entry: PutEntry) -> bool:
         return self.session is not None and entry.sessions == self.sessions
 
+    def is_in(self, sessions: int) -> bool:
+        """Whether the session of this number is still that of a living engine."""
+        return self.session is not None and sessions == self.sessions and not self.native.is_closed
+
     def _submit_now(self, entry: PutEntry, future: PutFuture[Any], deadline_ns: int) -> PutOutcome | bool:
         """Submit an entry, which is `future`'s from then on: return True; a refusal; or False, and it may be tried again.
 

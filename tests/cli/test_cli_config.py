@@ -10,8 +10,9 @@ import pytest
 
 import pyengine
 from fix_cli import environment, picture, run, spawn
+from pyengine.client.outgoing import RawMessage
 from pyengine.engine_config import FIXED_NAMES
-from pyengine.formats.record import decode_message_id
+from pyengine.formats.record import BatchMember, decode_message_id
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
 from pyengine.storage.config import LOG_PATHS, SETTINGS, config_path, read_file
@@ -305,8 +306,8 @@ def test_producers_put_as_the_engine_runs_until_its_next_start(make_engine):
         assert {other.put("own", b"x").queue_id for _ in range(8)} == {0, 1}
 
 
-async def in_a_loop(producer, topic, **options):
-    return await producer.put_async(topic, b"x", **options)
+async def in_a_loop(producer, topic, body=b"x", **options):
+    return await producer.put_async(topic, body, **options)
 
 
 FIRST_PUTS = {
@@ -335,6 +336,32 @@ def test_a_producer_follows_the_next_run_from_its_first_put_on(make_engine, way)
         assert run("config", "set", engine.root, "default_topic_queue_nums=2").code == 0
         engine.start()
         assert {put(producer, "T").queue_id for _ in range(8)} == {0, 1}
+
+
+SIZES = {
+    "put": lambda producer, body: producer.put("T", body),
+    "put_many": lambda producer, body: producer.put_many("T", (each for each in [b"x", body])),
+    "put_batch": lambda producer, body: producer.put_batch("T", (each for each in [b"x", body])),
+    "put_raw": lambda producer, body: producer.put_raw(RawMessage("T", body, queue_id=0)),
+    "put_batch_raw": lambda producer, body: producer.put_batch_raw(RawMessage("T", b"", queue_id=0), [BatchMember(body)]),
+    "put_async": lambda producer, body: asyncio.run(in_a_loop(producer, "T", body)),
+}
+
+
+@pytest.mark.parametrize("way", SIZES)
+def test_a_producer_obeys_the_sizes_of_the_next_run_from_its_first_put_on(make_engine, way):
+    engine, put = make_engine(), SIZES[way]
+    engine.start(max_message_size_bytes=10_000)
+    with pyengine.connect(engine.root) as producer:
+        with pytest.raises(pyengine.PutRefusedError, match="max_message_size_bytes"):
+            put(producer, bytes(15_000))
+        engine.stop()
+        engine.start(max_message_size_bytes=20_000)
+        assert put(producer, bytes(15_000)).ok
+        engine.stop()
+        engine.start(max_message_size_bytes=10_000)
+        with pytest.raises(pyengine.PutRefusedError, match="max_message_size_bytes"):
+            put(producer, bytes(15_000))
 
 
 def test_a_producer_puts_with_the_host_of_the_next_run(make_engine):
