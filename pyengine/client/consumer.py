@@ -337,6 +337,7 @@ class Consumer:
         self._has_suspects = False  # messages that were delivered twice, and never finished, may come
         self._paused: set[int] = set()
         self._all_paused: set[int] | None = None  # the queues that it knows since pause() of all, which holds for later ones too
+        self._pauses_new = False  # that holds for topics that come later, too
         self._retried: Consumer | None = None  # reads the retry topic, once that exists
         self._retry_topic = None if group is None or outer is not None else retry_topic(group)
         self._are_parts_due = self._is_first_find = True
@@ -360,7 +361,6 @@ class Consumer:
             self._work: threading.RLock = outer._work  # one commit is of all topics
         self._pid = os.getpid()
         self._is_made = False
-        self._whole: Consumer | None = None  # what this is a part of, if a program has asked for the part
         arguments.after_fork(self)
         self._owned = ExitStack()  # what ends with it, also if the program only drops it: then nothing is stored
         self._free = weakref.finalize(self, _free, self._owned, self._pid)
@@ -427,16 +427,10 @@ class Consumer:
         return sum(one._missed for one in self._consumers)
 
     def part(self, topic: str) -> Consumer:
-        """Return what reads one of several topics."""
+        """Return one of several topics, for calls that concern it alone; its close() is that of all."""
         if topic not in self.topics:
             raise UsageError(f"this consumer does not read {topic!r}, but {', '.join(self.topics)}")
-        if self._choice.is_one:
-            return self
-        part = self._parts[topic] if topic != self.topic else _FirstPart.__new__(_FirstPart)
-        if topic == self.topic:
-            part.__dict__ = self.__dict__  # which has the queues of the first topic
-        part._whole = self
-        return part
+        return self if self._choice.is_one else _Part(self._parts.get(topic, self), self)
 
     @property
     def _names_queues(self) -> bool:
@@ -491,7 +485,7 @@ class Consumer:
                     choice = _Choice({topic: self._choice.weights.get(topic, 1)})
                     part = Consumer(self._reader.root, choice, self.group, options, {}, outer=self)
                     with self._state:
-                        if self._all_paused is not None:
+                        if self._pauses_new:
                             part.pause()
                         self._parts = {**self._parts, topic: part}
                     self._stir()
@@ -804,13 +798,14 @@ class Consumer:
         with self._state:
             self._require_open()
             if queues is None:
+                self._pauses_new = True
                 self._all_paused = {*chosen, *self._held}
                 self._paused |= self._all_paused
             self._paused.update(chosen)
             for queue_id in self._paused & self._held.keys():
                 self._held[queue_id].put_back()
-        for part in self._parts.values() if queues is None else ():
-            part.pause()
+        for inner in self._consumers[1:] if queues is None else ():
+            inner.pause()
 
     def resume(self, queues: Iterable[int] | None = None) -> None:
         """End pause()."""
@@ -821,10 +816,10 @@ class Consumer:
             self._require_open()
             self._paused.difference_update(self._paused.copy() if chosen is None else chosen)
             if chosen is None:
-                self._all_paused = None
+                self._pauses_new, self._all_paused = False, None
             self._has_suspects = self._has_suspects or self._reads_suspects()
-        for part in self._parts.values() if queues is None else ():
-            part.resume()
+        for inner in self._consumers[1:] if queues is None else ():
+            inner.resume()
         self._stir()
 
     @property
@@ -957,8 +952,6 @@ class Consumer:
         has_moved, weights = False, sum(one._weight for one in self._consumers)
         busy: TurnTakenError | None = None
         for consumer in self._begin_turn():
-            if consumer is self._retried and self._all_paused is not None:
-                continue
             try:
                 messages, moved = consumer._next_own(max_messages, taken)
             except TurnTakenError as error:  # the others are asked; it saves nothing for later, and is not paid for
@@ -1018,7 +1011,7 @@ class Consumer:
     @property
     def _expects_suspects(self) -> bool:
         """Whether a message may come that was delivered twice and never finished: it comes by itself."""
-        return any(one._has_suspects and not (one is self._retried and self._all_paused is not None) for one in self._consumers)
+        return any(one._has_suspects for one in self._consumers)
 
     def _is_suspect(self, message: Message) -> bool:
         """Whether a message was delivered so often, without an end, that it may be what killed its readers."""
@@ -1287,7 +1280,7 @@ class Consumer:
     def _all_looks(self) -> list[Look | None]:
         """Return the last look at each queue that is read, which found nothing; None for a queue that was not looked at."""
         looks: list[Look | None] = []
-        for one in self._consumers if self._all_paused is None else [self, *self._parts.values()]:
+        for one in self._consumers:
             with one._state:
                 for held in one._held.values():
                     is_read = held.releasing_since_s is None and held.queue_id not in one._paused
@@ -1410,7 +1403,11 @@ class Consumer:
             if self._retried is None and self._retry_topic is not None and self._reader.queue_ids(self._retry_topic):
                 # from its first message on
                 options = replace(self._options, wanted=Wanted(), start="first", queues=None)
-                self._retried = Consumer(self._reader.root, _Choice({self._retry_topic: 1}), self.group, options, {}, outer=self)
+                retried = Consumer(self._reader.root, _Choice({self._retry_topic: 1}), self.group, options, {}, outer=self)
+                with self._state:
+                    if self._pauses_new:
+                        retried.pause()
+                    self._retried = retried
                 self._stir()
             if self._is_outer:
                 self._beat.watch(self._watched_names())
@@ -1660,12 +1657,22 @@ class Consumer:
             _LOG.warning("%s", sentence)
 
 
-class _FirstPart(Consumer):
-    """A consumer of several topics as that of the first, for the calls that name queues."""
+class _Part(Consumer):
+    """One of several topics, for a program: in the state of what reads the topic, without what that has of the others."""
+
+    __slots__ = ("_parts", "_pauses_new", "_retried", "_retries", "_whole")  # its own; `__dict__` is the state
+
+    def __init__(self, one: Consumer, whole: Consumer) -> None:
+        self.__dict__ = one.__dict__
+        self._parts, self._retried, self._retries, self._pauses_new = {}, None, None, False
+        self._whole = whole  # which ends once no program has it, or a part of it
 
     @property
     def _names_queues(self) -> bool:
         return True
+
+    def _close(self, closer: _Asker | None, until_s: float | None = None) -> None:
+        self._whole._close(closer, until_s)
 
 
 _Taken = list[tuple[Consumer, list[Message]]]  # what counts as delivered to the program by this call, by consumer

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -84,7 +86,7 @@ def test_a_commit_writes_the_offsets_of_all_topics_at_once(engine, names, topics
     writes = []
     monkeypatch.setattr("pyengine.storage.consumer_offset.write_config", lambda *given: writes.append(given) or write_config(*given))
     consumer.part(topics[1]).commit()
-    assert [stored(engine, topic, names[1]) for topic in topics] == [{0: 0}, {0: 2}, {0: 0}] and len(writes) == 1
+    assert [stored(engine, topic, names[1]).get(0, 0) for topic in topics] == [0, 2, 0] and len(writes) == 1
     consumer.commit()
     assert [stored(engine, topic, names[1]) for topic in topics] == [{0: 2}, {0: 2}, {0: 2}] and len(writes) == 2
 
@@ -310,6 +312,64 @@ def test_each_part_has_the_queues_of_its_topic(engine, topics, consume):
     assert [part.commit() for part in parts] == [{0: 1}, {0: 2}] and consumer.commit() == {} and consumer.total_lag() == 0
     consumer.seek(None, "first")
     assert names_of(pull(consumer, 3)) == [(topics[0], b"1"), (topics[1], b"2"), (topics[1], b"3")]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_a_part_is_told_concerns_its_topic_alone(engine, names, topics, consume, at):
+    for topic in topics[:2]:
+        put(engine, topic, b"1", b"2")
+    consumer = consume(topics[:2])
+    found = pull(consumer, 4)
+    part, other = consumer.part(topics[at]), consumer.part(topics[1 - at])
+    assert part.topics == [topics[at]] and part.total_lag() == 2
+    assert part.commit() == {0: 2}
+    assert [stored(engine, each.topic, names[1]).get(0, 0) for each in (part, other)] == [2, 0]
+    with pytest.raises(UsageError, match="consumer of all topics"):
+        part.retry(found[0])
+    consumer.retry(found[0])
+    consumer.seek(None, "first")
+    part.pause()
+    assert (part.paused, other.paused) == ([0], [])
+    assert {each.topic for each in pull(consumer, 3)} == {other.topic, found[0].topic}, "the retried one too"
+    other.pause()
+    part.resume()
+    assert (part.paused, other.paused) == ([], [0])
+    assert [each.topic for each in pull(part, 2)] == [part.topic] * 2
+    consumer.pause()
+    part.resume()
+    put(engine, other.topic, b"3")
+    put(engine, part.topic, b"3")
+    assert names_of(pull(part)) == [(part.topic, b"3")]
+    other.resume()
+    assert names_of(pull(other)) == [(other.topic, b"3")] and part.pull(timeout_s=0) == []
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_the_close_of_a_part_is_that_of_all(engine, names, topics, consume, at):
+    for topic in topics[:2]:
+        put(engine, topic, b"1")
+    consumer = consume(topics[:2], auto_commit=True)
+    pull(consumer, 2)
+    with consumer.part(topics[at]):
+        pass
+    assert [stored(engine, topic, names[1]) for topic in topics[:2]] == [{0: 1}, {0: 1}]
+    with pytest.raises(UsageError, match="closed"):
+        consumer.pull()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_consumer_whose_part_was_asked_leaves_its_group_once_it_is_dropped(engine, names, topics, at):
+    gc.disable()
+    try:
+        consumer = pyengine.consume(engine.path, topics[:2], group=names[1])
+        ends = weakref.finalize(consumer, list)
+        part = consumer.part(topics[at])
+        del consumer
+        assert ends.alive and part.topics == [topics[at]]
+        del part
+        eventually(lambda: not ends.alive, "no garbage collection is needed")
+    finally:
+        gc.enable()
 
 
 def test_a_waiting_consumer_wakes_for_each_topic(engine, topics, consume):
