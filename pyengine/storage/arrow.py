@@ -68,7 +68,7 @@ class _Batches:
     Arrow's threads read ahead of a query, and a thread that is in Python, or comes there, when its interpreter ends aborts the process.
     """
 
-    PATIENCE_S = 1.0  # longest wait at the end for the threads of a query that is over; one that the program keeps may have none
+    PATIENCE = 1000  # looks at the end, which a loaded machine slows down too, for threads of a query; one that is kept may have none
     _open: ClassVar[WeakSet[_Batches]] = WeakSet()
     _threads: ClassVar[set[int]] = set()  # those that are not Python's
 
@@ -101,11 +101,9 @@ class _Batches:
         for each in cls._open:
             each._is_over = True
         each = None  # which would keep the last one
-        since_s = time.monotonic()  # since when none is in Python
-        while (is_read := any(each._is_read for each in cls._open)) or (
-                any(each._is_ahead for each in cls._open) and time.monotonic() < since_s + cls.PATIENCE_S):
-            if is_read:
-                since_s = time.monotonic()
+        looks = 0  # since one was in Python
+        while (is_read := any(each._is_read for each in cls._open)) or looks < cls.PATIENCE and any(each._is_ahead for each in cls._open):
+            looks = 0 if is_read else looks + 1
             time.sleep(0.001)
 
 
