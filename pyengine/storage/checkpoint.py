@@ -121,15 +121,17 @@ class WatermarkReading:
 
 
 def _watermark(fields: dict[str, Any]) -> DurableWatermark:
-    found = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), int(fields["flushed"]), int(fields.get("verified_from", 0)),
-                             int(fields.get("ordered_from", 0)))
+    flushed = int(fields["flushed"])
+    found = DurableWatermark(str(fields["uuid"]), int(fields["epoch"]), flushed, int(fields.get("verified_from", 0)),
+                             int(fields.get("ordered_from", flushed)))
     if not 0 <= found.verified_from <= found.flushed >= found.ordered_from >= 0:
         raise ValueError
     return found
 
 
 def _fields(watermark: DurableWatermark) -> dict[str, Any]:
-    return {name: value for name, value in asdict(watermark).items() if value or not name.endswith("_from")}
+    absent = {"verified_from": 0, "ordered_from": watermark.flushed}  # version 0.2 has not judged the order
+    return {name: value for name, value in asdict(watermark).items() if value != absent.get(name)}
 
 
 # Before it is written the log below `flushed` must be durable.

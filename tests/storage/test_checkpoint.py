@@ -28,6 +28,7 @@ from pyengine.storage.checkpoint import (
     remove_abort_file,
     write_checkpoint,
 )
+from pyengine.storage.durable_file import DurableRecord
 from pyengine.storage.engine_id import ensure_engine_id, read_engine_id, renew_copied_id
 
 MARK = DurableWatermark("9c2c0d6c-6a8e-4f2b-8f0d-5f4bfb4f6f4e", 7, 1_234_567)
@@ -39,6 +40,18 @@ def test_a_watermark_is_read_as_it_was_written(tmp_path):
     assert read_watermark(tmp_path).watermark == DurableWatermark(MARK.uuid, 8, 2_000_000)
     assert read_watermark(tmp_path).damage == ""
     assert os.listdir(tmp_path / "config") == ["watermark"]
+
+
+def test_a_watermark_of_a_version_that_did_not_judge_the_order_of_store_times_says_that_it_is_unknown(tmp_path):
+    """It was taken for an order of all, and readers by time left out segments of a slave whose master's clock was set back."""
+    fields = {"uuid": MARK.uuid, "epoch": 7, "flushed": 1_234_567}
+    before: DurableRecord[DurableWatermark] = DurableRecord("watermark", lambda _: fields, lambda _: MARK)
+    before.write(tmp_path, MARK)
+    assert read_watermark(tmp_path).watermark == DurableWatermark(**fields, ordered_from=1_234_567)
+    WATERMARK.write(tmp_path, DurableWatermark(**fields, ordered_from=1_234_567))
+    assert before.read(tmp_path).record == MARK, "as that version writes it"
+    WATERMARK.write(tmp_path, MARK)
+    assert read_watermark(tmp_path).watermark == MARK
 
 
 def test_a_copy_of_a_copy_that_was_never_recovered_knows_that_the_watermark_is_not_its_own(tmp_path):
