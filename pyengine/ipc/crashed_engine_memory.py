@@ -141,6 +141,7 @@ class CrashedEngineMemory:
         frozen = native.load(control.state, "frozen") != 0
         # After a failed sync it is unknown which pages of queues and index are on the disk.
         self.shared = SharedState(slot_end, committed, pool, mismatch, flushed=flushed, sync_failed=sync_failed,
+                                  ordered_from=native.load(control.writer, "ordered_from"),
                                   reput_from=None if frozen else reput_from,
                                   index_progress=None if frozen else native.index_progress_copy(control))
 

@@ -100,10 +100,15 @@ class DurableWatermark:
     verified_from: int = 0
     ordered_from: int = 0
 
-    def moved_to(self, flushed: int) -> DurableWatermark:
-        """Return this watermark with another `flushed`: a lower one, or that of a log which another program may have continued."""
-        ordered_from = flushed if flushed > self.flushed else min(self.ordered_from, flushed)
-        return replace(self, flushed=flushed, verified_from=min(self.verified_from, flushed), ordered_from=ordered_from)
+    def moved_to(self, flushed: int, ordered_from: int | None = None) -> DurableWatermark:
+        """Return this watermark with another `flushed`: a lower one, or that of a log which was continued.
+
+        `ordered_from`: of what was written since; None if another program may have written it.
+        """
+        if ordered_from is None:
+            ordered_from = flushed if flushed > self.flushed else 0
+        return replace(self, flushed=flushed, verified_from=min(self.verified_from, flushed),
+                       ordered_from=min(max(self.ordered_from, ordered_from), flushed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +313,7 @@ class SharedState:
     buffer in use; without buffers the writer wrote to the files directly.
     `flushed` is the offset up to which that engine had synced the files; `sync_failed`: a sync had failed,
     so that it is unknown which later pages reached the disk. `mismatch` names what differs
-    from the store (UUID, epoch, boot, `lock`); then only `sync_failed` counts.
+    from the store (UUID, epoch, boot, `lock`); then only `sync_failed` counts. `ordered_from`: as its writer noted it.
 
     With `reput_from` and a copy of the index undo (`index_progress`, 256 bytes) recovery need not repeat
     the dead reputter's dispatch, whose writes the kernel has; without both of them
@@ -323,6 +328,7 @@ class SharedState:
     index_progress: bytes | None = None
     flushed: int = 0
     sync_failed: bool = False
+    ordered_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

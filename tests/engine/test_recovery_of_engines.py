@@ -80,6 +80,24 @@ def test_without_shared_memory_the_files_alone_are_enough(make_engine, tmp_path,
     assert report.index_files_removed == 1
 
 
+@pytest.mark.parametrize("is_opened_since", [False, True])
+def test_after_a_kill_the_log_is_ordered_by_time_unless_another_program_has_opened_the_store(make_engine, is_opened_since):
+    engine = make_engine("async")
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        assert producer.put_many("T", [b"x"] * 10).ok
+        eventually(lambda: (found := read_watermark(engine.root).watermark) and found.flushed, "there is a watermark")
+        engine.suspend("checkpointer")
+        noted = read_watermark(engine.root).watermark
+        assert producer.put_many("T", [b"y"] * 10).ok and noted.ordered_from == 0
+    engine.kill_all()
+    if is_opened_since:
+        (engine.root / "lock").write_bytes(b"lock")  # as RocketMQ when it starts
+    engine.start()
+    mark = read_watermark(engine.root).watermark
+    assert mark.flushed > noted.flushed and mark.ordered_from == (mark.flushed if is_opened_since else 0)
+
+
 def copy_while_it_runs(engine, to) -> int:
     """The log as it is now, then everything else after more was put; the end of the log that was copied."""
     shutil.copytree(engine.root / "commitlog", to / "commitlog")

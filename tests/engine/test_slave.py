@@ -95,23 +95,30 @@ def assert_whole(slave):
     assert report.exit_code == 0 and not report.findings, report.sentence
 
 
-def test_messages_of_a_master_whose_clock_was_set_back_are_found_by_their_times(make_engine, scripted, rng):
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_messages_of_a_master_whose_clock_was_set_back_are_found_by_their_times(make_engine, scripted, rng, end):
     """A segment with later messages than the next one was left out, during the run and after it."""
     source = Growing(rng.randrange(1 << 30))
-    source.more(40)
+    master = scripted(source.more(40))
+    slave = slave_of(make_engine, master)
+    slave.start()
+    eventually(lambda: (found := read_watermark(slave.root).watermark) and found.flushed == master.end, "there is a watermark")
+    if end == "kill":
+        slave.suspend("checkpointer")
     later_ms = max(message.store_timestamp_ms for message in source.log.messages) + 3_600_000
     source.log.append(store_timestamp_ms=later_ms)
     while source.log.end < 4 * SEGMENT:
         source.more(40)
-    master = scripted(source.content)
-    slave = slave_of(make_engine, master)
-    slave.start()
+    master.content[:] = source.content
     wait_equal(slave, master)
 
     def found():
         with pyengine.open_store(slave.root) as store:
             return sum(batch.num_rows for batch in store.scan(columns=["size"], since=later_ms))
 
+    if end == "kill":
+        slave.kill_all()
+        slave.start()
     eventually(lambda: read_watermark(slave.root).watermark.flushed == master.end, "all of the log is noted as durable")
     assert found() == 1
     assert slave.stop()

@@ -271,7 +271,7 @@ def _finish(plan: RecoveryPlan, said: list[str]) -> None:
     write_checkpoint(store, Checkpoint(last_ms, last_ms, index_ms))
     failpoint("recovery_checkpoint_written")
     if watermark is not None and (found.copied is not None or watermark.flushed != end):
-        WATERMARK.write(store, watermark.moved_to(end))
+        WATERMARK.write(store, watermark.moved_to(end, shared.ordered_from if (shared := notes.shared) and log.by_slot else None))
         failpoint("recovery_watermark_written")
     is_noted = notes.left.recovered_from == log.scan.scan_from
     if not found.log.is_ours and log.next_read_from < log.scan.scan_from and not is_noted:

@@ -100,6 +100,19 @@ def test_shared_memory_of_another_store_is_ignored(build_store):
     assert (report.end_offset, report.shared_state) == (store.end, "discarded: the UUID differs")
 
 
+@pytest.mark.parametrize(("changes", "ordered_from"), [
+    ({}, 0), ({"ordered_from": 30}, 30), ({"ordered_from": 1 << 20}, None), ({"slot_end": 1 << 20}, None),
+    ({"mismatch": "another program has opened the store since"}, None)])
+def test_what_the_dead_writer_is_known_to_have_written_stays_ordered_by_time(build_store, changes, ordered_from):
+    """Otherwise each unclean stop made readers by time read the whole log. None: unknown."""
+    store = build_store(40, flushed=0)
+    store.mark(store.records[10].end)
+    create_abort_file(store.root)
+    recovered(store, SharedState(**{"slot_end": store.end, "committed": store.end, **changes}))
+    mark = read_watermark(store.root).watermark
+    assert (mark.flushed, mark.ordered_from) == (store.end, store.end if ordered_from is None else ordered_from)
+
+
 def test_a_failed_sync_counts_although_another_program_has_opened_the_store_since(build_store):
     store = build_store(40)
     store.mark(store.records[10].end)
