@@ -1196,15 +1196,19 @@ class Consumer:
         else:
             bytes_max = None if count == FETCH_MESSAGES else READ_AHEAD_BYTES
 
-        def read() -> tuple[bool, GetResult, int]:
+        def read() -> tuple[bool, GetResult, int, Sequence[Message]]:
             before = held.flight.last if held.last is None else None  # what earlier holders have delivered last
             is_same = before is None or held.is_there(self._reader, self.topic, before)
             found = self._reader._fetch(self.topic, held.queue_id, held.position, count, options.wanted, options.level, bytes_max)
             is_beyond = found.status is GetStatus.OFFSET_OVERFLOW_BADLY  # perhaps only of what this level reaches now
-            return is_same, found, self._reader.queue_end(self.topic, held.queue_id) if is_beyond else held.position
+            passed: Sequence[Message] = ()
+            if held.claim is None and found.next_begin_offset > held.position and not found.queue_offsets:
+                last = found.next_begin_offset - 1
+                passed = self._reader.get_message(self.topic, held.queue_id, last, 1, level=ReadLevel.WRITTEN).messages
+            return is_same, found, self._reader.queue_end(self.topic, held.queue_id) if is_beyond else held.position, passed
 
         try:
-            is_same, found, end = self._in_history(read)
+            is_same, found, end, passed = self._in_history(read)
         except StoreBusyError:  # the store is being recovered: a later call succeeds
             return False
         if not is_same:
@@ -1233,7 +1237,9 @@ class Consumer:
         held.position = following
         held.buffer.extend(messages)
         if messages:
-            held.last = messages[-1]
+            held.last, held.passed = messages[-1], None
+        elif passed:
+            held.passed = passed[-1]
         held.settle()
         return bool(messages)
 

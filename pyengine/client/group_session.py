@@ -345,6 +345,7 @@ class AssignedQueue:
     buffer: deque[Message] = field(default_factory=deque)
     read_ahead: int = 0                   # least number of messages that the next fetch asks for: twice as many as the last one found
     last: Message | None = None           # the last one fetched: by it a recovery that has lost messages is noticed
+    passed: Message | None = None         # the newest of those after it that did not match; only without a group, where nothing is done
     releasing_since_s: float | None = None  # since when it is another member's share: no more messages are delivered
 
     @property
@@ -420,9 +421,9 @@ class AssignedQueue:
 
     def kept_end(self, reader: StoreReader, topic: str) -> int:
         """Return the offset after the newest message that was read, here or by an earlier holder; 0 if the log does not have it."""
-        mine = None if self.last is None else (self.last.queue_offset, *Identity.of(self.last))
+        passed, mine = (None if each is None else (each.queue_offset, *Identity.of(each)) for each in (self.passed, self.last))
         newest = max(filter(None, (mine, self.flight.last)), default=None)
-        return newest[0] + 1 if newest is not None and self.is_there(reader, topic, newest) else 0
+        return next((each[0] + 1 for each in (passed, newest) if each is not None and self.is_there(reader, topic, each)), 0)
 
     def go_back(self, kept_end: int, first: int, end: int, stored: int | None) -> None:
         """Go back after a recovery to before what the log has lost: nothing below `kept_end`. The queue is from `first` to `end` now.
@@ -441,7 +442,7 @@ class AssignedQueue:
     def seek(self, offset: int) -> None:
         """Continue at `offset`, whatever was delivered before."""
         self.buffer.clear()
-        self.last = None
+        self.last = self.passed = None
         self.position = offset
         self.flight.seek(offset)
 

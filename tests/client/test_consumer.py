@@ -1103,6 +1103,29 @@ def test_messages_in_the_place_of_lost_ones_are_given_without_a_group_though_non
     assert bodies(consumer.pull(20)) == new and consumer.missed == 0
 
 
+def test_after_a_recovery_that_lost_nothing_a_consumer_without_a_group_reads_nothing_again(builder, consume):
+    for number in range(40):
+        builder.put("orders", b"%d" % number, tags="sent" if number else "paid")
+    consumers = [consume(group=None, tags=tags) for tags in ("paid", "none")]
+    assert [bodies(consumer.pull(timeout_s=0)) for consumer in consumers] == [[b"0"], []]
+    for consumer in consumers:
+        assert consumer.pull(timeout_s=0) == [] and consumer.positions == {0: 40}
+    raise_epoch(builder.root)
+    for consumer in consumers:
+        housekeep(consumer)
+        assert consumer.positions == {0: 40}
+
+
+def test_after_a_recovery_a_consumer_without_a_group_gets_none_again_of_before_what_was_lost(builder, consume):
+    messages = [builder.put("orders", b"old %d" % number, tags="sent" if number > 4 else "paid") for number in range(40)]
+    consumer = consume(group=None, tags="paid")
+    assert len(consumer.pull(10)) == 5
+    assert consumer.pull(timeout_s=0) == [] and consumer.positions == {0: 40}
+    new = cut_at(builder, messages, 20, 20, tags="paid")
+    housekeep(consumer)
+    assert bodies(pulled(consumer, 20)) == new
+
+
 def test_messages_that_did_not_match_and_were_deleted_later_are_not_missed_after_a_recovery(builder, consume):
     segment_bytes = builder.geometry.mapped_file_size_commit_log_bytes
     while builder.end < segment_bytes:
