@@ -47,6 +47,7 @@ AGE_MAX_MS = 72 * 3_600_000  # RocketMQ: fileReservedTime; but a message that is
 LOCK_NAME = "transactions.lock"
 LOCK_BYTES_MAX = 1 << 20
 LOCK_GROUPS_MAX = 1000  # in the lock file: more than are asked within an interval
+PUT_BACK = "\x01"       # in the lock file, before a group whose messages were put back uncounted; no property has it
 _LOG = logging.getLogger("pyengine.client.half_messages")
 
 
@@ -283,7 +284,8 @@ class PreparedCheck:
         self._halves = halves
         self._offsets = ConsumerOffsets(halves.root)
         self._reached = _RoundProgress(0)
-        self._recent: set[str] = set()  # groups that are not asked in this round
+        self._recent: set[str] = set()  # groups that are not asked in this round, or after PUT_BACK not put back
+        self._done: set[str] = set()    # what this round adds to them
         self._again_after_ms = 0
         self.not_asked: set[int] = set()
         """Physical offsets of what the last round returned in vain: that try does not count."""
@@ -303,7 +305,7 @@ class PreparedCheck:
             self._store_reached(0.0)
             asked: list[Message] = []
             start_ms, times_ms = self._halves.now_ms(), _read_times(lock)
-            self._again_after_ms = again_after_ms
+            self._again_after_ms, self._done = again_after_ms, set()
             self._recent = {group for group, time_ms in times_ms.items() if 0 <= start_ms - time_ms < again_after_ms}
             try:
                 with self._halves.lock:
@@ -311,8 +313,8 @@ class PreparedCheck:
                         for queue_id in self._halves.reader().queue_ids(constants.TRANSACTION_HALF_TOPIC):
                             self._check_queue(queue_id, can_ask, asked)
             finally:
-                if asked:
-                    _write_times(lock, times_ms | {half.properties.get(constants.PROPERTY_PRODUCER_GROUP, ""): start_ms for half in asked})
+                if self._done:
+                    _write_times(lock, times_ms | dict.fromkeys(self._done, start_ms))
                 self._store_reached(FLUSHED_WAIT_S)
             return asked
 
@@ -419,10 +421,13 @@ class PreparedCheck:
             if group in self._recent:
                 return False
             asked.append(self._halves.put_back(half, {constants.PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}))
-        elif 0 <= start_ms - half.store_timestamp_ms < self._again_after_ms:  # put back by another process, or it can wait
+            self._done.add(group)
+        elif (PUT_BACK + group in self._recent if half.store_timestamp_ms > start_ms  # the store's clock is ahead and does not move
+              else start_ms - half.store_timestamp_ms < self._again_after_ms):  # put back by another process, or it can wait
             return False
         else:
             self._halves.put_back(half, {})
+            self._done.add(PUT_BACK + group)
         return True
 
     def _read_ops(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
@@ -454,7 +459,7 @@ class PreparedCheck:
 
 
 def _read_times(lock: int) -> dict[str, int]:
-    """Return group -> the time at which it was asked last, from the lock file; nothing from a file with other content."""
+    """Return group -> the time at which it was asked, or put back, last, from the lock file; nothing from a file with other content."""
     with suppress(OSError, *PARSE_ERRORS):
         return {group: int(time_ms) for group, time_ms in json.loads(os.pread(lock, LOCK_BYTES_MAX, 0) or b"{}").items()}
     return {}

@@ -447,6 +447,20 @@ def test_a_group_that_cannot_be_asked_is_not_put_back_by_each_process_in_turn(en
     assert len(messages(engine, HALF)) == 2
 
 
+def test_nor_is_it_while_the_clock_of_the_store_is_ahead(engine, halves):
+    """All store times are the same then. The process that can ask does, although another one has just put the message back."""
+    halves.ahead_ms = -24 * 3_600_000
+    prepare(halves)
+    for ahead_ms, copies in ((10_000, 1), (600_000, 2)):
+        halves.ahead_ms += ahead_ms
+        for _ in range(3):
+            messages(engine, HALF)
+            assert PreparedCheck(halves).round(lambda half: False, 600_000) == []
+        assert len(messages(engine, HALF)) == 1 + copies
+    (asked,) = PreparedCheck(halves).round(lambda half: True, 600_000)
+    assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1"
+
+
 def test_an_immunity_time_keeps_a_message_from_being_asked_about(engine, halves):
     half = prepare(halves, more="\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0160")
     halves.ahead_ms = 10_000
