@@ -35,6 +35,7 @@ from pyengine.client.consumer_groups import (
     different_filters,
     is_offset,
     lack_of_queues,
+    needs_dispatch,
     queue_lags,
     start_offset,
 )
@@ -65,7 +66,7 @@ from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Be
 from pyengine.results import GetResult, GetStatus, Level, PutError, PutResult, ReadLevel
 from pyengine.storage.acknowledgements import InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
-from pyengine.storage.consumer_offset import group_key
+from pyengine.storage.consumer_offset import ConsumerOffsets, group_key
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.message_getter import Wanted
 from pyengine.storage.store_reader import FETCH_BYTES_MAX
@@ -370,9 +371,9 @@ class Consumer:
             self._owned.callback(self._reader.close)
         self._session: GroupSession | None = None
         try:
-            if self._is_outer and options.start != "first" and not self._reader._wait_for_dispatch(
-                    self._reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S):
-                self._note(f"queues lack messages that were put before: after {DISPATCH_S:g} s they count as new ones")
+            if self._is_outer and needs_dispatch(self._reader, options.start) and not self._has_begun() and not (
+                    self._reader._wait_for_dispatch(self._reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)):
+                self._note("queues lack messages that were put before: they count as new ones")
             self.topic = self._first_topic()
             if outer is None:
                 self._reader._closed = f"this consumer of {self.topic} is closed: make another one with pyengine.consume()"
@@ -454,6 +455,13 @@ class Consumer:
         pattern = "" if self._choice.pattern is None else self._choice.pattern.pattern
         why = f" that a group can read: {next(iter(found.values()))}" if found else ": put a message"
         raise passing(EngineError(f"no topic of {self._reader.name} matches {pattern!r} yet{why}"))
+
+    def _has_begun(self) -> bool:
+        """Whether its group has offsets of all its topics, so that it does not count where a new one starts."""
+        if self.group is None or self._choice.pattern is not None:
+            return False
+        rows, queues = ConsumerOffsets(self._reader.root), set(self._options.queues or ())
+        return all((row := rows.read(topic, self.group)) and row.keys() >= queues for topic in self._choice.weights)
 
     def _found(self) -> dict[str, UsageError | None]:
         """Return the topics to read now, with why its group cannot read one; those of groups and of the system match no pattern."""

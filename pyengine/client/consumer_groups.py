@@ -24,7 +24,7 @@ from pyengine.ipc.control_block import read_rows
 from pyengine.ipc.group_members import GUESTS, GroupMembers, SlotRecord
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.ipc.shared_objects import POPS, find_folder
-from pyengine.results import Level
+from pyengine.results import Level, ReadLevel
 from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config import check_keywords
 from pyengine.storage.config_table import GROUP_TOPIC_PREFIXES, TopicConfigs
@@ -307,6 +307,18 @@ def check_offset(offset: int, queue_id: int, end: int) -> int:
     return offset
 
 
+def needs_dispatch(reader: LiveStoreReader, start: Start) -> bool:
+    """Return whether a start can lie after a message that is not in its queue yet: for a time, if the oldest of these is older."""
+    if isinstance(start, str | AtOffset):
+        return start not in ("first", AtOffset(0))
+    oldest = reader.message_at(reader.dispatched_offset(ReadLevel.COMMITTED), ReadLevel.COMMITTED)
+    return oldest is None or oldest.store_timestamp_ms < _time_ms(start)
+
+
+def _time_ms(start: int | datetime) -> int:
+    return int(start.timestamp() * 1000) if isinstance(start, datetime) else start
+
+
 def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -> int:
     """Return the first offset to read, within the queue.
 
@@ -319,11 +331,10 @@ def start_offset(reader: StoreReader, topic: str, queue_id: int, start: Start) -
         return high
     if isinstance(start, AtOffset):
         return min(max(check_offset(start.offset, queue_id, high), low), high)
-    timestamp_ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
     # RocketMQ's own look-up returns the nearest message, and any one of several in the same millisecond: a reader that
     # started there could miss some.
     def stored_ms(offset: int) -> int:
         found = reader.get_message(topic, queue_id, offset, 1).messages
         return found[0].store_timestamp_ms if found else -1  # deleted just now, which only happens to the oldest
 
-    return low + bisect_left(range(low, high), timestamp_ms, key=stored_ms)
+    return low + bisect_left(range(low, high), _time_ms(start), key=stored_ms)

@@ -420,14 +420,16 @@ class LiveStoreReader(StoreReader):
     def _wait_for_dispatch(self, end: int, timeout_s: float) -> bool:
         """Wait until the queues and the index have all messages below this offset of the log; return whether they have in time.
 
-        With dispatch_at=replicated they do not while no slave confirms them.
+        It ends at once while they come to no more: without an engine, and with dispatch_at=replicated without slaves that confirm.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             seen = self._arrivals()
             if self.dispatched_offset(ReadLevel.COMMITTED) >= end:
                 return True
-            if (left_s := deadline_s - time.monotonic()) <= 0:
+            memory, left_s = self._engine_memory(), deadline_s - time.monotonic()
+            if left_s <= 0 or memory is None or memory.identity.dispatch_at and (
+                    native.load(memory.control.replicator, "slaves_connected") < max(1, memory.identity.min_in_sync_replicas)):
                 return False
             self._wait_for_arrival(min(0.1, left_s), seen)
 

@@ -12,10 +12,12 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import pyengine
+from crash.replicas import free_port
 from fix_cli import environment
 from fix_client import session_of
 from interrupting import interrupted_at_each_place
@@ -175,9 +177,10 @@ def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
     assert names_of(pull(consumer, 2)) == names_of(found) and consumer.topics == topics[:2], "the retry topic is none of them"
 
 
-@pytest.mark.parametrize("group", ["billing", None])
+@pytest.mark.parametrize(("group", "start"), [("billing", "last"), (None, "last"), (None, datetime.now(UTC) + timedelta(days=1))])
 @pytest.mark.parametrize("chosen", ["new", "old", ["old", "new"], re.compile("new|old")])
-def test_what_was_put_before_a_consumer_of_the_last_is_not_delivered_though_no_queue_has_it_yet(make_engine, monkeypatch, chosen, group):
+def test_what_was_put_before_a_consumer_of_the_last_is_not_delivered_though_no_queue_has_it_yet(
+        make_engine, monkeypatch, chosen, group, start):
     monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 600.0)
     engine = make_engine()
     engine.start()
@@ -190,12 +193,42 @@ def test_what_was_put_before_a_consumer_of_the_last_is_not_delivered_though_no_q
         for topic, queue_id in before:
             producer.put(topic, b"before", queue_id=queue_id)
         threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
-        with pyengine.consume(engine.root, chosen, group=group, from_="last") as consumer:
+        with pyengine.consume(engine.root, chosen, group=group, from_=start) as consumer:
             assert consumer.notes == []
             for topic, queue_id in after:
                 producer.put(topic, b"after", queue_id=queue_id)
             found = pull(consumer, sum(topic in consumer.topics for topic, _ in after))
     assert {message.body for message in found} == {b"after"}
+
+
+def test_a_consumer_waits_for_no_queue_where_what_was_put_before_does_not_count(make_engine, monkeypatch):
+    monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 30.0)
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        producer.put("old", b"dispatched", queue_id=0)
+        with pyengine.consume(engine.root, "old", group="known") as consumer:
+            pull(consumer)
+        pid = engine.suspend("reputter")
+        before = datetime.now(UTC) - timedelta(seconds=1)
+        producer.put("new", b"before", queue_id=0)
+        for group, start in ((None, "first"), (None, before), ("known", "last"), ("known", datetime.now(UTC))):
+            with pyengine.consume(engine.root, "old", group=group, from_=start) as consumer:
+                assert consumer.notes == [], (group, start)
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_consumer_of_the_last_waits_for_no_message_that_no_slave_can_confirm(make_engine, monkeypatch, is_stopped):
+    monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 600.0)
+    engine = make_engine(dispatch_at="replicated", broker_role="ASYNC_MASTER", ha_listen_port=free_port())
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        producer.put("T", b"unconfirmed", queue_id=0)
+    if is_stopped:
+        engine.kill_all()
+    with pyengine.consume(engine.root, "T", from_="last") as consumer:
+        assert is_stopped or any("lack messages that were put before" in note for note in consumer.notes)
 
 
 def test_pause_of_all_holds_for_a_topic_that_comes_to_match(engine, topics, consume):
