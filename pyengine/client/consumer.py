@@ -428,7 +428,7 @@ class Consumer:
         return sum(one._missed for one in self._consumers)
 
     def part(self, topic: str) -> Consumer:
-        """Return one of several topics, for calls that concern it alone; its close() is that of all."""
+        """Return what reads one topic; close() ends all."""
         if topic not in self.topics:
             raise UsageError(f"this consumer does not read {topic!r}, but {', '.join(self.topics)}")
         return self if self._choice.is_one else _Part(self._parts.get(topic, self), self)
