@@ -118,7 +118,7 @@ def _queue_folders(store: OpenStore, topic: str = "") -> set[str]:
 def _is_light(options: ReadOptions, store: OpenStore, topic: str) -> bool:
     queues = (store._queue(topic, int(name)) for name in sorted(_queue_folders(store, topic)) if is_queue_id_name(name))
     return topic.startswith(LMQ_PREFIX) or not options.allow_missing and has_others(
-        topic, queues, store._message_below, store.max_physical_offset(ReadLevel.COMMITTED))
+        topic, queues, store._message_below, store.commit_log.min_offset, store.max_physical_offset(ReadLevel.COMMITTED))
 
 
 def _has_queue(store: OpenStore, topic: str, queue_id: int | None) -> bool:

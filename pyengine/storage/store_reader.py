@@ -535,10 +535,10 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         self._check_queues(topics, chosen)
 
     def _is_light(self, topic: str) -> bool:
-        """Whether a topic's queues have no messages of their own, as far as the newest one tells."""
-        limit = self._watermark.limit(ReadLevel.COMMITTED)
+        """Whether a topic's queues have no messages of their own, as far as their first and last ones tell."""
+        queues = (self._queue(topic, queue_id) for queue_id in self.queue_ids(topic))
         return topic.startswith(LMQ_PREFIX) or has_others(
-            topic, (self._queue(topic, queue_id) for queue_id in self.queue_ids(topic)), self._message_below, limit)
+            topic, queues, self._message_below, self.commit_log.min_offset, self._watermark.limit(ReadLevel.COMMITTED))
 
     def _check_queues(self, topics: Collection[str], chosen: _Chosen) -> None:
         """Raise UsageError for a queue id that none of the topics has, and for a first offset of a queue that the store has not."""
@@ -599,17 +599,21 @@ IS_LIGHT = ("is a light queue: its messages are rows of their own topics, whose 
             "queues")
 
 
-def has_others(topic: str, queues: Iterable[ConsumeQueue | None], message_below: Callable[[int, int], Message | None], limit: int
-               ) -> bool:
-    """Return whether the newest message below `limit` of the topic's first queue that has one is another topic's
+def has_others(topic: str, queues: Iterable[ConsumeQueue | None], message_below: Callable[[int, int], Message | None], log_min_offset: int,
+               limit: int) -> bool:
+    """Return whether the newest and the oldest message below `limit` of each queue of the topic that has one are other topics'
     (INNER_MULTI_DISPATCH)."""
+    has_any = False
     with contextlib.suppress(StoreRefusedError):  # the read itself reports it
         for queue in filter(None, queues):
             high = queue.max_offset(limit)
-            entry = queue.entry(high - 1, high) if high else None
-            message = None if entry is None else message_below(entry.physical_offset, limit)
-            if message is not None:
-                return message.topic != topic and belongs_to(message, topic, queue.queue_id)
+            for is_newest in (True, False) if high else ():
+                entry = queue.entry(high - 1 if is_newest else queue.min_offset(log_min_offset, high), high)
+                message = None if entry is None else message_below(entry.physical_offset, limit)
+                if message is not None and (message.topic == topic or not belongs_to(message, topic, queue.queue_id)):
+                    return False
+                has_any = has_any or message is not None
+        return has_any
     return False
 
 

@@ -84,6 +84,23 @@ def test_a_topic_that_is_a_queue_of_others_messages_is_refused_as_a_light_queue(
         write_tables(builder.root, builder.root.parent / "lake", "delta", topics="arch.*")
 
 
+@pytest.mark.parametrize("its", [(0, 0), (0, 2), (1, 0)])
+def test_a_topic_with_messages_of_its_own_is_read_wherever_those_of_others_are(builder, its):
+    own_queue, own_offset = its
+    for number in range(3):
+        if (0, number) == its:
+            builder.put("mixed", b"its own")
+            continue
+        builder.queue_offsets["mixed", 0] = number + 1
+        message = builder.put("orders", b"x", properties={"INNER_MULTI_DISPATCH": "mixed", "INNER_MULTI_QUEUE_OFFSET": str(number)})
+        builder.write_entry("mixed", 0, number, message.physical_offset, message.size_bytes, 0)
+    if own_queue:
+        builder.put("mixed", b"its own", queue_id=own_queue)
+    with pyengine.open_store(builder.root) as store:
+        assert store.to_arrow(["mixed"]).read_all()["queueOffset"].to_pylist() == [own_offset]
+    assert pyengine.arrow.dataset(builder.root, ["mixed"]).to_table().num_rows == 1
+
+
 def test_a_topic_that_the_store_has_not_is_an_error_unless_it_may_be_missing(builder):
     builder.put("late", b"x", dispatch=False)  # in no queue yet
     with pyengine.open_store(builder.root) as store:
