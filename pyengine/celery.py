@@ -44,8 +44,8 @@ from pyengine.errors import (
 )
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import path_stamp
-from pyengine.ipc.live_reader import LiveStoreReader
-from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError
+from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader
+from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError, ReadLevel
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 from pyengine.storage.durable_file import DurableRecord, exclusive
 
@@ -284,12 +284,13 @@ class _Queue:
 
     def _become_own(self) -> None:
         if not self.is_own:
-            self.is_own = True
             self._note_start("")
+            self.is_own = True
 
     def _note_start(self, exchange: str) -> None:
         topic = self._store.exchange_topic(exchange)
         with LiveStoreReader(self._store.path) as reader:
+            reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)
             self._starts.setdefault(topic, reader.queue_range(topic, 0)[1])
 
     def bind(self, exchange: str, kind: str, routing_key: str) -> bool:

@@ -433,6 +433,21 @@ def test_an_own_queue_has_what_is_sent_from_its_binding_on_whatever_the_clocks_s
     assert received(reading, queue, 2, timeout_s=1) == ["between"]
 
 
+def test_an_own_queue_whose_first_declaration_met_a_recovery_is_read_after_the_next(connect, monkeypatch):
+    connection, queue = connect(), kombu.Queue("own", exclusive=True)
+
+    def busy(*_):
+        monkeypatch.undo()
+        raise pyengine.StoreBusyError("the store is recovered")
+
+    monkeypatch.setattr(pyengine.celery.LiveStoreReader, "queue_range", busy)
+    with pytest.raises(connection.connection_errors):
+        queue(connection.default_channel).declare()
+    queue(connection.default_channel).declare()
+    connection.Producer().publish("first", routing_key="own")
+    assert received(connection, queue, 1) == ["first"]
+
+
 def test_a_binding_that_was_removed_routes_nothing(connect):
     exchange = kombu.Exchange("routes", type="direct")
     queue = kombu.Queue("q", exchange, routing_key="a")
