@@ -506,6 +506,10 @@ class QueueChoice:
             self._topics = TopicConfigs(store.name)
             store.close()
 
+    def knows(self, topic: str) -> bool:
+        """Whether a queue of the topic is chosen without a look at the store's files."""
+        return (turn := self._turns.get(topic)) is not None and self._clock_ns() < turn.until_ns
+
     def next_queue(self, topic: str, *, may_wait: bool = True) -> int:
         """Return the topic's queues in turn, starting at a random one, so that many short programs also use all of them."""
         return self._turn(topic, may_wait).take()
@@ -517,7 +521,7 @@ class QueueChoice:
     def _turn(self, topic: str, may_wait: bool) -> Turn:
         """Return the topic's turn, with the number of queues that the file had at the last look."""
         turn = self._turns.get(topic)
-        if turn is not None and self._clock_ns() < turn.until_ns:
+        if turn is not None and self.knows(topic):
             return turn
         if turn is None or self._clock_ns() >= self._until_ns:
             self._read()

@@ -475,11 +475,17 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             message.properties = {**properties, constants.PROPERTY_SHARDING_KEY: arguments.text(sharding_key, "sharding_key")}
 
         def choose() -> int:
-            choice, may_wait = self._choice, self._puts.may_wait()
-            if choice is None:
-                settings = self._puts.settings
-                is_own = settings.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
-                choice = self._choice = QueueChoice(self._puts.root, settings.put_topic_queue_nums, self._turns, is_own=is_own)
+            if (choice := self._choice) is not None and choice.knows(message.topic):
+                return take(choice)
+            with self._files(lambda why: RefusedError(why, PutStatus.SERVICE_NOT_AVAILABLE)):
+                if choice is None:
+                    settings = self._puts.settings
+                    is_own = settings.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
+                    choice = self._choice = QueueChoice(self._puts.root, settings.put_topic_queue_nums, self._turns, is_own=is_own)
+                return take(choice)
+
+        def take(choice: QueueChoice) -> int:
+            may_wait = self._puts.may_wait()
             message.queue_id = (choice.next_queue(message.topic, may_wait=may_wait) if sharding_key is None
                                 else choice.queue_of(message.topic, sharding_key, may_wait=may_wait))
             return message.queue_id

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Self, Unpack, cast
 
@@ -28,7 +29,7 @@ from pyengine.formats.constants import (
     PROPERTY_PRODUCER_GROUP,
 )
 from pyengine.formats.record import Message
-from pyengine.results import PutIndeterminateError, PutResult
+from pyengine.results import PutIndeterminateError, PutResult, PutStatus
 
 Checker = Callable[[Message], Outcome | None]
 """Decides about an undecided transaction; None: ask again later."""
@@ -103,18 +104,28 @@ class Transaction(arguments.AsyncBlock):
         first_error: BaseException | None = None
         for half in self._halves:
             try:
-                with self._owner.producer._files():
+                with self._owner.producer._files(partial(_closed, half)):
                     result = self._owner.halves.end(half, outcome)
                 if outcome == "commit":
                     self.results.append(result)
-                if not result.stored:  # unlike the half message
-                    raise PutIndeterminateError(f"{result.status.name}: {result.reason}; the message stays undecided, and the checker is "
-                                                "asked about it later", result)
+                if not result.stored:
+                    raise _undecided(result)
                 self._owner.producer._puts.give(result)
             except BaseException as error:  # noqa: BLE001 - of a signal handler too: the others must not stay behind
                 first_error = first_error if first_error and isinstance(error, EngineError) else error
         if first_error is not None:
             raise first_error
+
+
+def _closed(half: Message, why: str) -> PutIndeterminateError:
+    topic, queue_id = real_queue(half)
+    return _undecided(PutResult(PutStatus.SERVICE_NOT_AVAILABLE, topic=topic, queue_id=queue_id, reason=why))
+
+
+def _undecided(result: PutResult) -> PutIndeterminateError:
+    """Return the error of a message whose end is refused, unlike its half message."""
+    return PutIndeterminateError(f"{result.status.name}: {result.reason}; the message stays undecided, and the checker is asked about it "
+                                 "later", result)
 
 
 class GroupTransactions:

@@ -46,7 +46,8 @@ from pyengine.ipc.session_client import open_session
 from pyengine.ipc.shared_objects import SharedObject, side_name
 from pyengine.native import control as native
 from pyengine.native.session import COMPLETIONS, PUT, ProducerSession, SendRounds
-from pyengine.results import PutError, PutRefusedError, PutResult, PutStatus
+from pyengine.results import PutError, PutIndeterminateError, PutRefusedError, PutResult, PutStatus
+from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import DelayCancels
 from pyengine.storage.engine_id import raise_epoch, read_epoch
 from waiting import eventually, scaled_timeout_s
@@ -1043,13 +1044,15 @@ FILES_USED = {  # a call that uses the store's files, inside of what, and whethe
     "check_transactions": (lambda producer, topic, put: producer.check_transactions(), PreparedCheck, "round", True),
     "transaction": (lambda producer, topic, put: in_transaction(producer, topic), HalfMessages, "enter", False),
     "end of a transaction": (lambda producer, topic, put: in_transaction(producer, topic), HalfMessages, "end", False),
+    "first put of a topic": (lambda producer, topic, put: producer.put(f"{topic}-new", b"x"), TopicConfigs, "ensure", False),
 }
 
 
 @pytest.mark.parametrize("call", FILES_USED)
 def test_a_call_beside_or_after_close_touches_no_file_that_the_program_opens_next(undelayed, names, tmp_path, monkeypatch, call):
     use, where, name, is_done = FILES_USED[call]
-    producer, inside, opened, is_closed = undelayed.connect(), getattr(where, name), contextlib.ExitStack(), threading.Event()
+    producer, inside = undelayed.connect(default_topic_queue_nums=5), getattr(where, name)
+    opened, is_closed = contextlib.ExitStack(), threading.Event()
     put = producer.put(names[0], b"later", deliver_at=timedelta(hours=1))
     foreign = tmp_path / "foreign"
     (foreign / "config").mkdir(parents=True)
@@ -1073,8 +1076,9 @@ def test_a_call_beside_or_after_close_touches_no_file_that_the_program_opens_nex
     monkeypatch.setattr(where, name, beside)
     with opened:
         for is_after in (False, True):
+            error = PutIndeterminateError if call == "end of a transaction" and not is_after else (UsageError, PutError)
             with contextlib.nullcontext() if is_done and not is_after else pytest.raises(
-                    (UsageError, PutError), match="this producer is closed: make another one"):
+                    error, match="this producer is closed: make another one"):
                 use(producer, names[0], put)
             go_on()
             assert is_closed.is_set() and {path.stat().st_size for path in foreign.rglob("*.*")} == {0}
