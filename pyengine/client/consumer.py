@@ -653,17 +653,18 @@ class Consumer:
         from pyengine.formats.consume_queue import ENTRY
 
         rows = self._reader._named_rows(None if columns is None else tuple(columns), arguments.truth(decompress, "decompress"))
-        with self._pulling:
-            messages = self.pull(max_rows, timeout_s)
-            try:
+        messages: list[Message] = []
+        try:
+            with self._pulling:
+                messages = self.pull(max_rows, timeout_s)
                 table = rows([(one.physical_offset, ENTRY.pack(one.physical_offset, one.size_bytes, 0)) for one in messages])
-            except BaseException:
-                self._take_back(messages)
-                raise
-            if missing := len(messages) - table.num_rows:
-                self._missed += missing
-                self._note(f"{missing} messages were removed before they were read")
-            return table
+                if missing := len(messages) - table.num_rows:
+                    self._missed += missing
+                    self._note(f"{missing} messages were removed before they were read")
+                return table
+        except BaseException:  # as in pull()
+            self._take_back(messages)
+            raise
 
     def _take_back(self, messages: Iterable[Message]) -> None:
         """Undo the delivery of these messages, which the program did not get."""

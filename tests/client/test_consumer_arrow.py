@@ -8,10 +8,11 @@ import pytest
 
 import pyengine
 from fix_client import leave_unfinished
+from fix_failpoints import Interrupted
 from fix_store_builder import StoreBuilder
 from pyengine.errors import CorruptionError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from waiting import scaled_timeout_s
+from waiting import eventually, scaled_timeout_s
 
 pa = pytest.importorskip("pyarrow")
 from pyengine.storage.arrow import schema  # noqa: E402
@@ -112,6 +113,34 @@ def test_an_error_delivers_again_what_was_given_back_and_nothing_that_is_done(bu
         assert [(each.body, each.delivery_count) for each in consumer.pull(6)] == [(b"0", 2), (b"2", 2), (b"5", 1)]
         consumer.ack(found)
         assert consumer.commit(found[-1]) == {0: 5}
+
+
+@pytest.mark.parametrize("options", [{}, {"sharing": "messages"}, {"group": None, "from_": "first"}], ids=str)
+@pytest.mark.parametrize("topics", ["orders", ["orders", "events"]], ids=str)
+def test_a_signal_handler_that_raises_at_the_end_of_the_call_loses_no_row(builder, options, topics):
+    with pyengine.consume(builder.root, topics, **{"group": "billing"} | options) as consumer:
+        block, depth, got = consumer._pulling, 0, []
+
+        class Interrupting:
+            def __enter__(self):
+                nonlocal depth
+                block.__enter__()
+                depth += 1
+
+            def __exit__(self, *given):
+                nonlocal depth
+                block.__exit__(*given)
+                depth -= 1
+                if not depth:
+                    raise Interrupted
+
+        consumer._pulling = Interrupting()
+        with pytest.raises(Interrupted):
+            consumer.pull_arrow(40)
+        consumer._pulling = block
+        expected = 90 if topics == "orders" else 120
+        eventually(lambda: got.extend(consumer.pull_arrow(1000)["body"].to_pylist()) or len(got) >= expected, "the rows")
+        assert len(set(got)) == len(got) == expected
 
 
 def test_messages_of_a_segment_that_is_deleted_meanwhile_count_as_missed(builder, monkeypatch):
