@@ -355,9 +355,14 @@ class TypedConsumer(Generic[_Value]):
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             messages = self.consumer.pull(max_messages, timeout_s)
-            found, bad = self._decoded(messages)
-            if bad:
-                self._bury(messages, bad)
+            buried: list[Message] = []
+            try:
+                found, bad = self._decoded(messages)
+                if bad:
+                    self._bury(bad, buried)
+            except BaseException:
+                self._take_back(messages, buried)
+                raise
             if found or not messages:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -367,9 +372,14 @@ class TypedConsumer(Generic[_Value]):
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             messages = await self.consumer.pull_async(max_messages, timeout_s)
-            found, bad = self._decoded(messages)
-            if bad:
-                await arguments.in_thread(partial(self._bury, messages, bad), undo=self.consumer._take_back)
+            buried: list[Message] = []
+            try:
+                found, bad = self._decoded(messages)
+                if bad:
+                    await arguments.in_thread(partial(self._bury, bad, buried))
+            except BaseException:
+                self._take_back(messages, buried)
+                raise
             if found or not messages:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -384,20 +394,19 @@ class TypedConsumer(Generic[_Value]):
                 bad.append((message, str(error)))
         return found, bad
 
-    def _bury(self, messages: Sequence[Message], bad: Sequence[tuple[Message, str]]) -> list[Message]:
-        """Make dead letters of the bad ones of these messages; return the others. After an error what is left is delivered again."""
-        left = {id(message): message for message in messages}
-        try:
-            for message, reason in bad:
-                _LOG.error("%s of %s is %s: %s", message.msg_id, self.topic.name,
-                           "skipped" if self.consumer.group is None else f"a dead letter of {self.consumer.group}", reason)
-                if self.consumer.group is not None:
-                    give_back(self.consumer, message, -1, reason=reason)
-                del left[id(message)]
-        except BaseException:
-            self.consumer._take_back(left.values())
-            raise
-        return list(left.values())
+    def _bury(self, bad: Iterable[tuple[Message, str]], buried: list[Message]) -> None:
+        """Make dead letters of these messages; `buried` gets those that are."""
+        for message, reason in bad:
+            _LOG.error("%s of %s is %s: %s", message.msg_id, self.topic.name,
+                       "skipped" if self.consumer.group is None else f"a dead letter of {self.consumer.group}", reason)
+            if self.consumer.group is not None:
+                give_back(self.consumer, message, -1, reason=reason)
+            buried.append(message)
+
+    def _take_back(self, messages: Iterable[Message], buried: Iterable[Message]) -> None:
+        """Let the messages come again that the program did not get, except those that are dead letters."""
+        done = {id(message) for message in buried}
+        self.consumer._take_back([message for message in messages if id(message) not in done])
 
     def __iter__(self) -> Iterator[Typed[_Value]]:
         """Yield values as they arrive, one by one, until close()."""

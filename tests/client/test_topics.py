@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 from collections.abc import Mapping
@@ -396,6 +397,49 @@ def test_neighbours_of_a_dead_letter_come_once_more_after_a_cancelled_pull(build
         asyncio.run(cancelled(consumer))
         found = consumer.consumer.pull(32)
     assert sorted((each.queue_offset, each.delivery_count) for each in found) == [(at, 1) for at in (0, 1, 2) if at != 1 or not is_buried]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("end", "options"), [
+    *itertools.product(["decode", "give_back"], [{}, {"sharing": "messages"}, {"auto_commit": False}]),
+    ("decode", {"group": None}),
+], ids=str)
+def test_a_signal_handler_that_raises_while_values_are_made_loses_no_message(builder, monkeypatch, end, options, is_async):
+    for body in (b"bad 1", b"one", b"bad 2", b"two"):
+        builder.put("orders", body)
+    interrupted_at, values, buried = {"decode": b"two", "give_back": b"bad 2"}[end], [], []
+
+    def interrupt_once(body: bytes) -> None:
+        nonlocal interrupted_at
+        if body == interrupted_at:
+            interrupted_at = b""
+            raise KeyboardInterrupt
+
+    class Words:
+        content_type = "text/plain"
+        encode = str.encode
+
+        def decode(self, body):
+            if body.startswith(b"bad"):
+                raise ValueError(body)
+            if end == "decode":
+                interrupt_once(body)
+            return body.decode()
+
+    def give_back(consumer, message, level, *, reason):
+        interrupt_once(message.body)
+        buried.append(message.body)
+        if not consumer._options.auto_commit:
+            consumer.ack(message)
+
+    monkeypatch.setattr("pyengine.client.topics.give_back", give_back)
+    with pyengine.Topic("orders", str, codec=Words()).consume(builder.root, from_="first", **{"group": "g"} | options) as consumer:
+        pull = (lambda: asyncio.run(consumer.pull_async(9))) if is_async else lambda: consumer.pull(9)
+        with pytest.raises(KeyboardInterrupt):
+            pull()
+        eventually(lambda: values.extend(pull()) or len(values) >= 2, "the values")
+    assert [(each.value, each.message.delivery_count) for each in values] == [("one", 1), ("two", 1)]
+    assert buried == ([] if "group" in options else [b"bad 1", b"bad 2"])
 
 
 def test_a_typed_message_is_acknowledged_given_back_and_retried(undelayed, names):
