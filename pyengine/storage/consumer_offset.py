@@ -269,7 +269,7 @@ def decode_offsets(content: bytes) -> Table:
     document: Any = decode_config(content.decode("utf-8"))
     try:
         table = document["offsetTable"]
-        return {_text(key): {_queue_id(queue_id): _offset(offset) for queue_id, offset in offsets.items()}
+        return {_text(key): {_queue_id(queue_id): _offset(_number(offset)) for queue_id, offset in offsets.items()}
                 for key, offsets in table.items()}
     except PARSE_ERRORS as error:
         raise FormatError(f"it is not an offset table: {error}") from error
@@ -286,9 +286,13 @@ def _queue_id(text: str) -> int:
     return int(text)
 
 
+def _number(value: object) -> object:
+    """Return the number that fastjson reads in "2" and 2.0; all else as it is."""
+    is_number = isinstance(value, str) and re.fullmatch("-?[0-9]+", value) or isinstance(value, float) and value.is_integer()
+    return int(value) if is_number else value  # type: ignore[call-overload]
+
+
 def _offset(value: object) -> int:
-    if isinstance(value, str) and re.fullmatch("-?[0-9]+", value) or isinstance(value, float) and value.is_integer():
-        value = int(value)  # as fastjson reads "2" and 2.0
     if type(value) is not int or abs(value) > INT64_MAX:
         raise ValueError(f"{value!r} is not an offset")
     return value

@@ -201,7 +201,7 @@ class MappedFileQueue:
     def starts(self) -> list[int]:
         """Return the start offsets, ascending, listed again if the folder has changed. Do not modify the list.
 
-        Raises StoreRefusedError as list_segments does, but for names of no segment.
+        Raises StoreRefusedError as list_segments does, but not for a name of no segment that came after the first segments were listed.
         """
         try:
             changed_ns = os.stat(self.folder).st_mtime_ns
@@ -270,7 +270,7 @@ def list_inodes(
     """Return (start offset -> inode of every file, whether the list is complete). StoreRefusedError as list_segments.
 
     The follower of a folder passes its last result: those files are not checked again, an empty file that is younger than a second
-    is left out, since another process is creating it, and so is what has no segment's name, since only a start refuses it.
+    is left out, since another process is creating it, and so is what came later and has no segment's name, as for a broker.
     """
     found: dict[int, int] = {}
     complete = True
@@ -278,7 +278,7 @@ def list_inodes(
         with os.scandir(folder) as entries:
             for entry in entries:
                 start = parse_segment_name(entry.name)
-                if start is None and followed is not None:
+                if start is None and followed:
                     continue
                 if start is None or not is_plain_file(entry):
                     if start is not None and not os.path.lexists(entry.path):  # deleted since the folder was read

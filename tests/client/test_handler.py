@@ -320,7 +320,7 @@ def test_a_signal_ends_all_consumers_and_goes_to_the_program_s_handler_after_the
     ended, came = [], []
     usual = signal.signal(signal.SIGTERM, lambda *_: came.append([*ended]))
     request.addfinalizer(lambda: signal.signal(signal.SIGTERM, usual))
-    own = signal.getsignal(signal.SIGTERM)
+    own, of_interrupt = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
     async def consume(of, handle, stop=None):
         await pyengine.run_consumer_async(engine.path, of, group, handle, stop=stop)
@@ -344,7 +344,7 @@ def test_a_signal_ends_all_consumers_and_goes_to_the_program_s_handler_after_the
 
     asyncio.run(main())
     assert ended[0] == "none" and sorted(ended[1:]) == [topic, topic + "-2"] and came == [ended[:-1]]  # within the last call
-    assert signal.getsignal(signal.SIGTERM) is own and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is own and signal.getsignal(signal.SIGINT) is of_interrupt
     assert lag(engine, topic, group) == lag(engine, topic + "-2", group) == 0
 
 

@@ -594,6 +594,14 @@ def test_a_path_without_a_store_is_refused(tmp_path):
             StoreReader(path)
 
 
+def test_a_foreign_file_in_the_log_is_refused(builder):
+    put_all(builder, 1)
+    (builder.paths.commit_log / "x.tmp").write_bytes(b"")
+    with StoreReader(builder.root, watermark=FixedWatermark(committed=100)) as store:
+        with pytest.raises(StoreRefusedError):
+            store.get_message("T", 0, 0)
+
+
 def test_a_closed_reader_says_so(builder):
     put_all(builder, 1)
     store = StoreReader(builder.root)
