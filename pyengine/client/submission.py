@@ -152,9 +152,10 @@ class Submitter(SubmitterFront):
 
         The caller does not hold the lock.
         """
-        with self.lock:
-            if self.session is not None and self.native.is_closed:
-                self._detach()
+        if self.session is not None:  # not within close(), which has the lock while callbacks put
+            with self.lock:
+                if self.session is not None and self.native.is_closed:
+                    self._detach()
         if self.session is not None:
             return ""
         if self.closed_ns:
