@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -479,11 +479,11 @@ class QueueChoice:
 
     `queue_nums` is the number of queues of a topic without an entry in topics.json. If the producer was given a number of its own
     (`is_own`), it enters the topic, unless the put may not wait: the checkpointer would enter it with the engine's number.
-    Nothing is entered after the store was moved, removed or replaced.
+    Nothing is entered after the store was moved, removed or replaced. `files()` is for blocks that use the store's files.
     """
 
     def __init__(self, root: Path, queue_nums: int, turns: dict[str, Turn] | None = None, *, is_own: bool = False,
-                 clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+                 clock_ns: Callable[[], int] = time.monotonic_ns, files: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._store: HeldStore | None = None
         self._topics = TopicConfigs(root)
         with suppress(OSError):  # the store was moved or removed: the engine refuses the put and says so
@@ -493,6 +493,7 @@ class QueueChoice:
         self._queue_nums = queue_nums
         self._is_own = is_own
         self._clock_ns = clock_ns
+        self._files = files
         self._turns: dict[str, Turn] = {} if turns is None else turns  # C takes turns too
         self._others: dict[str, int] = {}  # the topics of the file with another number of write queues
         self._entered: set[str] = set()    # its other topics, if this producer enters those that are missing
@@ -506,10 +507,6 @@ class QueueChoice:
             self._topics = TopicConfigs(store.name)
             store.close()
 
-    def knows(self, topic: str) -> bool:
-        """Whether a queue of the topic is chosen without a look at the store's files."""
-        return (turn := self._turns.get(topic)) is not None and self._clock_ns() < turn.until_ns
-
     def next_queue(self, topic: str, *, may_wait: bool = True) -> int:
         """Return the topic's queues in turn, starting at a random one, so that many short programs also use all of them."""
         return self._turn(topic, may_wait).take()
@@ -521,13 +518,14 @@ class QueueChoice:
     def _turn(self, topic: str, may_wait: bool) -> Turn:
         """Return the topic's turn, with the number of queues that the file had at the last look."""
         turn = self._turns.get(topic)
-        if turn is not None and self.knows(topic):
+        if turn is not None and self._clock_ns() < turn.until_ns:
             return turn
-        if turn is None or self._clock_ns() >= self._until_ns:
-            self._read()
-        queues = self._others.get(topic, self._queue_nums)
-        if self._is_own and topic not in self._others and topic not in self._entered and may_wait:
-            queues = self._enter(topic)
+        with self._files():
+            if turn is None or self._clock_ns() >= self._until_ns:
+                self._read()
+            queues = self._others.get(topic, self._queue_nums)
+            if self._is_own and topic not in self._others and topic not in self._entered and may_wait:
+                queues = self._enter(topic)
         if turn is None:
             if len(self._turns) >= TURNS_MAX:  # of a producer that names ever new topics
                 self._turns.clear()

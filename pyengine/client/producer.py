@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
 _Made = TypeVar("_Made")
+_refused = partial(RefusedError, status=PutStatus.SERVICE_NOT_AVAILABLE)
 REMEMBERED_MAX = 100_000  # topics, tags and prefixes whose bytes are cached: some 40 MB at most
 
 
@@ -290,7 +291,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     def _put_once(self, message: OutgoingMessage, entry: PutEntry, timeout_s: float | None) -> PutResult:
         """Return the result of the first put of the message's key, which is this one if there was none. RefusedError."""
         unique_key, limit_s, waits = message.unique_key or "", self._puts._limit_s(timeout_s), entry.context.waits
-        with self._files(partial(RefusedError, status=PutStatus.SERVICE_NOT_AVAILABLE)):
+        with self._files(_refused):
             if self._first_puts is None:
                 made = FirstPuts(self._puts.root)
                 if self._first_puts is None:
@@ -452,7 +453,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         body = outgoing.body_bytes(message.body)
         delay = Delay.of(message.delay_level, message.deliver_at)
         if why := self._puts.open_until(timeout_s):
-            raise RefusedError(why, PutStatus.SERVICE_NOT_AVAILABLE)
+            raise _refused(why)
         self._follow()
         queue_id = choose()
         self._refuse_sizes(len(body), queue_id, message.flag)
@@ -475,16 +476,13 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             message.properties = {**properties, constants.PROPERTY_SHARDING_KEY: arguments.text(sharding_key, "sharding_key")}
 
         def choose() -> int:
-            if (choice := self._choice) is not None and choice.knows(message.topic):
-                return take(choice)
-            with self._files(lambda why: RefusedError(why, PutStatus.SERVICE_NOT_AVAILABLE)):
-                if choice is None:
+            choice = self._choice
+            if choice is None:
+                with self._files(_refused):
                     settings = self._puts.settings
                     is_own = settings.origins.get("default_topic_queue_nums") in (ENVIRONMENT, SET)
-                    choice = self._choice = QueueChoice(self._puts.root, settings.put_topic_queue_nums, self._turns, is_own=is_own)
-                return take(choice)
-
-        def take(choice: QueueChoice) -> int:
+                    choice = self._choice = QueueChoice(self._puts.root, settings.put_topic_queue_nums, self._turns, is_own=is_own,
+                                                        files=partial(Producer._files, weakref.proxy(self), _refused))
             may_wait = self._puts.may_wait()
             message.queue_id = (choice.next_queue(message.topic, may_wait=may_wait) if sharding_key is None
                                 else choice.queue_of(message.topic, sharding_key, may_wait=may_wait))
