@@ -135,14 +135,13 @@ def begin_process() -> None:
 def raise_descriptors(wanted: int) -> int:
     """Raise this process's limit of open files to `wanted`, or to its hard limit if that is lower; its children inherit it.
 
-    Return how many of them it may have open.
+    Return how many of `wanted` it may have open then.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        return allowed
-    return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
+    return allowed
 
 
 def without_systemd(environment: dict[str, str]) -> dict[str, str]:

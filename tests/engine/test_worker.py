@@ -56,11 +56,17 @@ sys.exit(worker.main(7, "A worker for tests.", Service)())
 """
 
 
-def test_a_worker_goes_round_until_sigterm_then_drains_and_leaves(make_owner):
+def idle_worker(make_owner):
+    """An owner and its worker, which has nothing to do."""
     owner = make_owner()
     owner.publish()
     child = owner.spawn("", script=SCRIPT)
     owner.wait_ready(KIND)
+    return owner, child
+
+
+def test_a_worker_goes_round_until_sigterm_then_drains_and_leaves(make_owner):
+    owner, child = idle_worker(make_owner)
     line = owner.worker(KIND)
     assert (line.pid, line.incarnation) == (child.pid, 1)
     assert living_kinds(owner.root) == [native.SUPERVISOR, KIND]
@@ -88,10 +94,7 @@ def test_a_worker_runs_with_the_settings_of_its_engine_whatever_is_set_since(mak
 
 
 def test_a_killed_worker_frees_its_byte_and_the_next_is_another_incarnation(make_owner):
-    owner = make_owner()
-    owner.publish()
-    child = owner.spawn("", script=SCRIPT)
-    owner.wait_ready(KIND)
+    owner, child = idle_worker(make_owner)
     child.kill()
     child.wait()
     assert living_kinds(owner.root) == [native.SUPERVISOR]
@@ -100,20 +103,14 @@ def test_a_killed_worker_frees_its_byte_and_the_next_is_another_incarnation(make
 
 
 def test_a_twin_is_refused_with_its_own_code(make_owner):
-    owner = make_owner()
-    owner.publish()
-    owner.spawn("", script=SCRIPT)
-    owner.wait_ready(KIND)
+    owner, _ = idle_worker(make_owner)
     twin = owner.spawn("", script=SCRIPT)
     assert twin.wait(timeout=scaled_timeout_s(30)) == WorkerExit.ALREADY_RUNNING
     assert "living worker of this kind" in twin.stderr.read()
 
 
 def test_a_retired_engine_ends_its_workers(make_owner):
-    owner = make_owner()
-    owner.publish()
-    child = owner.spawn("", script=SCRIPT)
-    owner.wait_ready(KIND)
+    owner, child = idle_worker(make_owner)
     owner.memory.retire()
     assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.CLEAN
     assert "closed 3" in child.stderr.read(), "nothing is drained into a store that has another owner"
@@ -163,10 +160,7 @@ def test_a_blocked_worker_publishes_its_reason(make_owner):
 
 
 def test_a_worker_goes_on_while_it_can_open_no_file(make_owner):
-    owner = make_owner()
-    owner.publish()
-    child = owner.spawn("", script=SCRIPT)
-    owner.wait_ready(KIND)
+    owner, child = idle_worker(make_owner)
     line = owner.worker(KIND)
     resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     looked_ns = time.monotonic_ns() + 3_000_000_000  # by then it has looked for its supervisor
