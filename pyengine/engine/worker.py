@@ -251,13 +251,16 @@ def attach(kind: int, root: Path, wait_s: float, descriptor: int = -1) -> Worker
     """Wait for the store's owner and attach as its only worker of this kind.
 
     `descriptor`: the store's folder, which the supervisor holds open; without one the folder at `root` is opened.
-    EngineUnavailableError after `wait_s` says what was missing; StoreBusyError: another worker of this kind runs.
+    EngineUnavailableError after `wait_s`, or at once if that folder was removed, says what was missing; StoreBusyError: another
+    worker of this kind runs.
     """
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
             return _attach_now(kind, root, descriptor)
         except EngineUnavailableError as error:
+            if descriptor >= 0 and os.fstat(descriptor).st_nlink == 0:
+                raise EngineUnavailableError(f"{root} was removed") from None
             if time.monotonic() >= deadline_s:
                 raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
         time.sleep(POLL_INTERVAL_S)

@@ -223,7 +223,7 @@ class ScheduleMessageService(Service):
         return self._blocked.text or self._unsaved.text
 
     def pause_s(self) -> float:
-        if self._is_idle:
+        if self._is_idle or self._memory.state != native.STATE_RUNNING:
             return PAUSE_S_MAX
         now, now_ns = self._now_ms(), self._clock_ns()
         if self._retry_ns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import signal
 import socket
@@ -193,6 +194,19 @@ def test_a_worker_waits_bounded_for_a_store_that_is_not_served(make_owner, state
     assert child.wait(timeout=scaled_timeout_s(30)) == WorkerExit.BOOT_FAILED
     assert "waited 0.1 s" in child.stderr.read()
     assert untouched(owner)
+
+
+def test_a_worker_does_not_wait_for_the_engine_of_a_folder_that_was_removed(tmp_path):
+    root = tmp_path / "s"
+    root.mkdir()
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        root.rmdir()
+        done = subprocess.run([sys.executable, "-c", SCRIPT, str(root), "--store-fd", str(descriptor), "--wait", "1000"],
+                              pass_fds=[descriptor], capture_output=True, text=True, timeout=scaled_timeout_s(30), check=False)
+    finally:
+        os.close(descriptor)
+    assert done.returncode == WorkerExit.BOOT_FAILED and f"cannot start: {root} was removed" in done.stderr
 
 
 def test_a_worker_started_early_begins_when_the_owner_is_ready(make_owner):

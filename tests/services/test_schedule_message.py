@@ -498,6 +498,16 @@ def test_no_delayed_message_is_delivered_while_the_engine_stops(make_rig):
     assert rig.delivered() == [b"a"]
 
 
+@pytest.mark.parametrize("state", [native.STATE_STOPPING, native.STATE_READ_ONLY])
+def test_it_sleeps_while_the_engine_refuses_puts(make_rig, state):
+    rig = make_rig()
+    service = rig.service()
+    service.work()
+    native.store(rig.control.state, "state", state)
+    rig.steady_ns += 3600 * 10**9
+    assert not service.work() and service.pause_s() == PAUSE_S_MAX
+
+
 def test_a_clock_set_back_makes_late_never_early(make_rig):
     rig = make_rig()
     put = rig.put(1, b"a")
