@@ -647,6 +647,8 @@ def test_a_receive_whose_client_has_ended_it_does_not_pop_when_the_gateway_is_ba
             await rig.call("QueryRoute", topic=V2.Resource(name="T"))  # the receive is under way
             call.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+            for _ in range(2):  # which come after the end of the first call
+                await rig.call("QueryRoute", topic=V2.Resource(name="T"))
             async with FakeGateway(tmp_path, **pops.gateway) as gateway:
                 for _ in range(10):
                     assert (await rig.call("Heartbeat", client_type=V2.PRODUCER)).status.code == V2.OK
