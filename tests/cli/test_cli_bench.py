@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fix_cli import run
+from fix_golden import usual
 from pyengine.cli import bench
 from pyengine.cli.bench_producer import PUTS
 from pyengine.errors import EngineError
@@ -52,7 +53,7 @@ def test_a_program_that_fails_is_named_with_its_words(program):
         bench.run_together([[sys.executable, "-u", "-c", program]])
 
 
-@pytest.mark.parametrize("kind", PUTS)
+@pytest.mark.parametrize("kind", usual(PUTS, ["many", "async"], pytest.mark.ci))
 def test_a_producer_ends_after_its_messages(make_engine, kind):
     engine = make_engine()
     engine.start()

@@ -10,6 +10,7 @@ import pytest
 
 import pyengine
 from fix_cli import environment, picture, run, spawn
+from fix_golden import usual
 from pyengine.client.outgoing import RawMessage
 from pyengine.engine_config import FIXED_NAMES
 from pyengine.formats.record import BatchMember, decode_message_id
@@ -318,7 +319,7 @@ FIRST_PUTS = {
 }
 
 
-@pytest.mark.parametrize("way", FIRST_PUTS)
+@pytest.mark.parametrize("way", usual(FIRST_PUTS, ["put", "put_many"], pytest.mark.ci))
 def test_a_producer_follows_the_next_run_from_its_first_put_on(make_engine, way):
     engine, put = make_engine(), FIRST_PUTS[way]
     engine.start(default_topic_queue_nums=4)
@@ -348,7 +349,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("way", SIZES)
+@pytest.mark.parametrize("way", usual(SIZES, ["put_batch_raw", "put_async"], pytest.mark.ci))
 def test_a_producer_obeys_the_sizes_of_the_next_run_from_its_first_put_on(make_engine, way):
     engine, put = make_engine(), SIZES[way]
     engine.start(max_message_size_bytes=10_000)

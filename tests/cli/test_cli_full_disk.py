@@ -92,7 +92,7 @@ def test_a_disk_without_space_for_a_new_store_is_refused_alike_by_all_that_start
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("topics", ["new", re.compile("old|new")], ids=["name", "pattern"])
+@pytest.mark.parametrize("topics", [pytest.param("new", marks=pytest.mark.ci), re.compile("old|new")], ids=["name", "pattern"])
 def test_a_consumer_that_waits_for_a_topic_sees_it_once_there_is_room(small_disk, make_engine, monkeypatch, topics):
     monkeypatch.setattr(consumer, "REST_S_MAX", 1e6)  # nothing but a change wakes it
     one = make_engine(**SETTINGS, disk_space_warning_level_ratio=100)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from fix_cli import changes, environment, picture, run
+from fix_golden import usual
 from waiting import scaled_timeout_s
 
 # Runs a command that says "here" and waits when it comes to a certain function.
@@ -43,10 +44,10 @@ def interrupted(function: str, *arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("function", [
-    "pyengine.storage.commit_log:walk_pieces", "pyengine.storage.recovery.derived:write_marker",
-    "pyengine.storage.recovery.log:sync_file", "pyengine.storage.recovery.log:sync_folder",
-    "pyengine.storage.recovery.derived:Dispatcher", "pyengine.storage.recovery.recover:write_checkpoint",
-    "pyengine.storage.recovery.recover:remove_abort_file", "pyengine.storage.durable_file:sync_folder",
+    "pyengine.storage.commit_log:walk_pieces", "pyengine.storage.recovery.log:sync_file",
+    "pyengine.storage.recovery.derived:Dispatcher", "pyengine.storage.recovery.recover:remove_abort_file",
+    *usual(["pyengine.storage.recovery.derived:write_marker", "pyengine.storage.recovery.log:sync_folder",
+            "pyengine.storage.recovery.recover:write_checkpoint", "pyengine.storage.durable_file:sync_folder"], [], pytest.mark.ci),
 ])
 def test_an_interrupted_recovery_is_finished_by_the_next(golden, function):
     whole, cut = golden("abnormal-indexloss"), golden("abnormal-indexloss")

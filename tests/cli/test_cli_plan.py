@@ -12,6 +12,7 @@ import pytest
 import pyengine
 from fix_cli import run
 from fix_engine import wait_noted
+from fix_golden import usual
 from pyengine.cli import plan as plan_module
 from pyengine.cli.plan import Load, longest_wait_s, make_plan, shared_memory_bytes
 from pyengine.engine_config import EngineConfig
@@ -131,7 +132,7 @@ def test_a_master_and_a_gateway_are_in_the_plan():
     assert gateway["descriptors"] - alone["descriptors"] == 100 - 2
 
 
-@pytest.mark.parametrize("rate", [100_000, 10], ids=["more-than-a-segment-in-5-s", "a-slow-one"])
+@pytest.mark.parametrize("rate", usual([100_000, 10], [100_000], pytest.mark.ci), ids=["more-than-a-segment-in-5-s", "a-slow-one"])
 def test_a_recovery_reads_no_more_than_planned(make_engine, rate):
     engine = make_engine("async", **SETTINGS)
     engine.start()
