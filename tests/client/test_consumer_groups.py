@@ -106,6 +106,7 @@ def test_members_that_come_and_go_in_order_give_each_message_once(group):
     assert all(in_order(member) for member in group.members)
 
 
+@pytest.mark.ci
 def test_no_message_is_missed_when_members_are_killed(group, rng):
     group.produce(20)
     living = [group.join(), group.join()]
@@ -138,6 +139,7 @@ def test_a_stopped_member_loses_its_queues_and_comes_back_as_a_member(group):
     group.wait_all_given()
 
 
+@pytest.mark.ci
 def test_many_members_of_a_group_share_its_queues_with_little_work(group):
     count = 128
     for queue_id in range(count):

@@ -20,6 +20,7 @@ import pyengine
 from crash.replicas import free_port
 from fix_cli import environment
 from fix_client import session_of
+from fix_golden import usual
 from interrupting import interrupted_at_each_place
 from pyengine.client.group_session import TurnTakenError
 from pyengine.errors import EngineError, UsageError
@@ -75,7 +76,7 @@ def names_of(found):
     return sorted((each.topic, each.body) for each in found)
 
 
-@pytest.fixture(params=["queues", "messages"])
+@pytest.fixture(params=usual(["queues", "messages"], ["messages"], pytest.mark.ci))
 def sharing(request):
     return request.param
 
@@ -177,8 +178,9 @@ def test_a_pattern_finds_new_topics(engine, names, topics, consume, sharing):
     assert names_of(pull(consumer, 2)) == names_of(found) and consumer.topics == topics[:2], "the retry topic is none of them"
 
 
-@pytest.mark.parametrize(("group", "start"), [("billing", "last"), (None, "last"), (None, datetime.now(UTC) + timedelta(days=1))])
-@pytest.mark.parametrize("chosen", ["new", "old", ["old", "new"], re.compile("new|old")])
+@pytest.mark.parametrize(("group", "start"), usual([("billing", "last"), (None, "last"), (None, datetime.now(UTC) + timedelta(days=1))],
+                                                   [("billing", "last"), (None, "last")], pytest.mark.ci))
+@pytest.mark.parametrize("chosen", usual(["new", "old", ["old", "new"], re.compile("new|old")], ["new"], pytest.mark.ci))
 def test_what_was_put_before_a_consumer_of_the_last_is_not_delivered_though_no_queue_has_it_yet(
         make_engine, monkeypatch, chosen, group, start):
     monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 600.0)

@@ -842,7 +842,7 @@ with pyengine.consume(store, topic, group=group, auto_commit=False, commit_inter
 """
 
 
-@pytest.mark.parametrize("where", ["append before", "append after", "write_config before"])
+@pytest.mark.parametrize("where", ["append before", "append after", pytest.param("write_config before", marks=pytest.mark.ci)])
 def test_a_member_that_is_stopped_in_its_turn_holds_up_nobody_for_long_and_nothing_of_it_counts_late(engine, names, member, tmp_path,
                                                                                                     where):
     put(engine, names[0], 8)

@@ -187,7 +187,7 @@ def test_messages_of_a_block_are_delivered_later_if_they_ask_for_it(engine, prod
             transaction.put("orders", b"x", **wrong)
 
 
-@pytest.mark.parametrize("delay", [{"delay_level": 1}, {"deliver_at_ms": 1}], ids=["level", "time"])
+@pytest.mark.parametrize("delay", [pytest.param({"delay_level": 1}, marks=pytest.mark.ci), {"deliver_at_ms": 1}], ids=["level", "time"])
 def test_a_delayed_commit_is_found_where_it_waits_and_not_repeated(engine, halves, delay):
     if "deliver_at_ms" in delay:
         delay = {"deliver_at_ms": halves.now_ms() + 1500}
@@ -388,7 +388,7 @@ def test_a_message_that_was_put_aside_is_asked_about_from_the_first_try_on(engin
     assert halves.end(asked, "commit").stored and bodies(engine) == [b"x"]
 
 
-@pytest.mark.parametrize("kept_hours", [0, 72, 100_000])
+@pytest.mark.parametrize("kept_hours", [0, pytest.param(72, marks=pytest.mark.ci), 100_000])
 def test_a_message_is_put_aside_after_72_hours_however_long_the_log_is_kept(engine, halves, kept_hours):
     prepare(halves)
     halves.of_engine = dataclasses.replace(halves.config, file_reserved_time_hours=kept_hours)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -271,7 +272,7 @@ def waits(monkeypatch):
     (1.5, [1.5] * 4), ([1, 5, 60], [1, 5, 60, 60]), (lambda times: 2 ** times, [1, 2, 4, 8]), (lambda times: 1e9, [40 * 86_400] * 4),
     (lambda times: -1 if times else "soon", [None] * 4),
 ], ids=["number", "sequence", "function", "long", "wrong"])
-@pytest.mark.parametrize("form", ["threads", "tasks"])
+@pytest.mark.parametrize("form", usual(["threads", "tasks"], ["tasks"], pytest.mark.ci))
 def test_backoff_says_when_a_failed_message_comes_again(engine, names, running, waits, caplog, form, backoff, expected):
     put(engine, names[0], 1)
 
@@ -625,8 +626,8 @@ def lines(log):
     return log.read_bytes().split(b"\n")[:-1] if log.exists() else []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("form", ["hold", "async"])
+@pytest.mark.parametrize(("form", "number"), usual(product(["hold", "async"], [signal.SIGTERM, signal.SIGINT]),
+                                                   [("hold", signal.SIGTERM), ("async", signal.SIGINT)], pytest.mark.ci))
 def test_a_signal_lets_the_handler_end_and_stores_offsets(engine, names, tmp_path, form, number):
     put(engine, names[0], 1)
     log = tmp_path / "log"
@@ -841,7 +842,7 @@ else:
 
 @pytest.mark.parametrize(("form", "sharing", "hangs"), usual([
     ("threads", "queues", False), ("threads", "queues", True), ("tasks", "queues", False), ("tasks", "queues", True),
-    ("threads", "messages", True)], [("threads", "queues", True), ("tasks", "queues", False)], pytest.mark.ci))
+    ("threads", "messages", True)], [("threads", "queues", True)], pytest.mark.ci))
 def test_a_slow_message_is_no_dead_letter_beside_one_that_kills(engine, names, tmp_path, form, sharing, hangs):
     log = tmp_path / "log"
     with engine.connect() as producer:
@@ -892,7 +893,8 @@ def test_a_message_with_full_properties_becomes_a_dead_letter_and_the_queue_goes
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-@pytest.mark.parametrize("status", [status for status in pyengine.PutStatus if status.is_lasting])
+@pytest.mark.parametrize("status", usual([status for status in pyengine.PutStatus if status.is_lasting],
+                                         [pyengine.PutStatus.MESSAGE_ILLEGAL], pytest.mark.ci))
 def test_what_can_never_be_given_back_is_reported_and_done(engine, names, running, monkeypatch, caplog, status, concurrency):
     put(engine, names[0], 8)
     calls = Counter()

@@ -13,13 +13,14 @@ import pytest
 import pyengine
 from fix_cli import environment
 from fix_engine import MODES, SMALL
+from fix_golden import usual
 from pyengine.client.outgoing import FirstPuts
 from pyengine.errors import UsageError
 from pyengine.results import PutRefusedError, PutStatus
 from waiting import eventually, scaled_timeout_s
 
 
-@pytest.fixture(scope="module", params=["async", "pool", "sync"])
+@pytest.fixture(scope="module", params=usual(["async", "pool", "sync"], ["sync"], pytest.mark.ci))
 def engine(request, tmp_path_factory):
     with pyengine.Engine(tmp_path_factory.mktemp("once") / "store", message_delay_level="1s", **MODES[request.param], **SMALL) as engine:
         yield engine

@@ -20,6 +20,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -620,8 +621,7 @@ def test_an_exception_of_a_signal_handler_is_not_an_unknown_outcome(parts, way):
             sys.setprofile(None)
 
 
-@pytest.mark.parametrize("size", [10, 50_000], ids=["small", "beside the ring"])
-@pytest.mark.parametrize("ring", [{}, ROOMY], ids=["small ring", "roomy ring"])
+@pytest.mark.parametrize(("ring", "size"), usual(product([{}, ROOMY], [10, 50_000]), [({}, 50_000), (ROOMY, 10)], pytest.mark.ci))
 def test_an_exception_of_a_signal_handler_ends_a_put_at_once(make_parts, ring, size):
     parts = make_parts(**ring, put_timeout_ms=HOUR_MS)
     with parts.producer() as producer:
@@ -1002,7 +1002,7 @@ def test_a_producer_cancels_its_delayed_messages(make_engine):
         producer.cancel_delayed(puts[0].msg_id)
 
 
-@pytest.mark.parametrize("written_bytes", [0, 8, 12, 19])
+@pytest.mark.parametrize("written_bytes", usual([0, 8, 12, 19], [0, 19], pytest.mark.ci))
 def test_a_message_whose_entry_is_not_whole_yet_is_not_due(make_engine, written_bytes):
     engine = make_engine()
     engine.start()

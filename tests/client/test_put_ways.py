@@ -87,7 +87,7 @@ def test_each_way_stores_its_message_and_returns_where_it_is(make_parts, mode):
     assert stored == [b"first", *(bytes(LARGE_BYTES) if "large" in name else b"x" for name in found)]
 
 
-@pytest.mark.parametrize("state", ["closed", "frozen", "read-only", "busy"])
+@pytest.mark.parametrize("state", ["closed", pytest.param("frozen", marks=pytest.mark.ci), "read-only", "busy"])
 def test_each_way_is_refused_with_the_same_sentence(make_parts, state):
     parts = make_parts(**STORES, os_page_cache_busy_timeout_ms=1000)
     for refusals in ("raise", "return"):
@@ -122,7 +122,8 @@ def test_each_way_is_refused_with_the_same_sentence(make_parts, state):
 
 @pytest.mark.parametrize(("identity", "status"), [
     ({"mode": native.MODE_SYNC, "sync_flush_timeout_ms": 30}, PutStatus.FLUSH_DISK_TIMEOUT),
-    ({"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": 30}, PutStatus.FLUSH_SLAVE_TIMEOUT),
+    pytest.param({"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": 30}, PutStatus.FLUSH_SLAVE_TIMEOUT,
+                 marks=pytest.mark.ci),
     ({"role": native.SYNC_MASTER, "replicates": 1, "slave_timeout_ms": HOUR_MS}, PutStatus.SLAVE_NOT_AVAILABLE),
 ], ids=["no sync", "no slave confirms", "no slave"])
 def test_each_way_says_that_a_message_is_stored_and_not_durable(make_parts, identity, status):

@@ -269,7 +269,8 @@ def seconds(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("when", "wait_ms"), [
-    ({"delay_s": 1.2}, 1200), ({"at": datetime.timedelta(milliseconds=700)}, 700), ({"delay_s": 0}, 0), ({"at": 0}, 0)])
+    pytest.param({"delay_s": 1.2}, 1200, marks=pytest.mark.ci), ({"at": datetime.timedelta(milliseconds=700)}, 700),
+    ({"delay_s": 0}, 0), pytest.param({"at": 0}, 0, marks=pytest.mark.ci)])
 def test_a_message_given_back_for_a_time_comes_then(seconds, names, when, wait_ms):
     put(seconds, names[0], b"x", tags="t")
     with pyengine.consume(seconds.path, *names[:1], group=names[1], auto_commit=False) as consumer:

@@ -19,7 +19,7 @@ from pyengine.results import PutIndeterminateError, PutRefusedError
 from waiting import eventually, scaled_timeout_s
 
 
-@pytest.fixture(params=["async", "sync"])
+@pytest.fixture(params=usual(["async", "sync"], ["sync"], pytest.mark.ci))
 def parts(request, make_parts):
     return make_parts(session_ring_bytes_default=1 << 20, segment_bytes=1 << 22, sync_flush_timeout_ms=60_000, **MODES[request.param])
 

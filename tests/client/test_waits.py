@@ -37,7 +37,10 @@ def fetches(monkeypatch):
     return made
 
 
-@pytest.fixture(params=["async", "sync"])
+in_async = pytest.mark.parametrize("store", usual(["async", "sync"], ["async"], pytest.mark.ci), indirect=True)
+
+
+@pytest.fixture(params=usual(["async", "sync"], ["sync"], pytest.mark.ci))
 def store(request, make_engine):
     """A running engine in each mode, with a topic of four queues that has been read."""
     engine = make_engine(request.param)
@@ -75,6 +78,7 @@ def test_a_close_at_any_moment_of_its_thread_ends_the_thread(store):
     assert is_over
 
 
+@in_async
 def test_messages_of_other_topics_cause_no_fetch(store, fetches):
     engine, producer = store
     with pyengine.consume(engine.root, "quiet", group="g") as consumer:
@@ -93,6 +97,7 @@ def test_messages_of_other_topics_cause_no_fetch(store, fetches):
         assert [message.body for message in got] == [b"mine"] and set(fetches) == {("quiet", 2)}
 
 
+@in_async
 def test_a_wait_polls_no_queue(store, fetches):
     engine, _ = store
     with pyengine.consume(engine.root, "quiet", group="g") as consumer:
@@ -137,6 +142,7 @@ class Refusing(ThreadPoolExecutor):
         raise AssertionError("the wait takes a thread that to_thread() and look-ups of names need")
 
 
+@in_async
 def test_a_wait_of_asyncio_takes_no_thread_of_the_loop(store):
     engine, producer = store
 
@@ -203,6 +209,7 @@ def take(consumer, count: int = 1) -> list[bytes]:
     return got + drain(consumer)
 
 
+@in_async
 def test_a_descriptor_is_readable_as_long_as_there_are_messages(store):
     engine, producer = store
     with pyengine.consume(engine.root, "quiet", group="g") as consumer:
@@ -247,6 +254,7 @@ def test_no_message_is_put_past_a_descriptor(store, rng):
         assert sorted(got, key=int) == [b"%d" % number for number in range(count)]
 
 
+@in_async
 def test_a_descriptor_is_raised_by_what_other_threads_change(store, monkeypatch):
     engine, _ = store
     with pyengine.consume(engine.root, "quiet", group="g", auto_commit=False, max_span=1) as consumer:
@@ -304,6 +312,7 @@ def test_a_descriptor_is_raised_for_what_another_member_leaves(store):
                 got += take(consumer)
 
 
+@in_async
 def test_a_descriptor_is_raised_for_a_redelivery(store):
     engine, _ = store
     with pyengine.consume(engine.root, "quiet", group="g", queues=[1], auto_commit=False) as consumer:
@@ -329,6 +338,7 @@ def test_a_descriptor_goes_on_with_the_next_engine(make_engine):
             engine.start()
 
 
+@in_async
 def test_a_descriptor_of_a_parent_is_refused_in_a_child(store):
     engine, producer = store
     with pyengine.consume(engine.root, "quiet", group="g") as consumer:
@@ -402,6 +412,7 @@ def test_a_signal_handler_may_use_the_consumer_that_it_interrupts(store, monkeyp
     consumer.close()  # not if it fails: it would wait too
 
 
+@in_async
 def test_a_signal_handler_may_read_the_files_that_it_interrupts(store, monkeypatch):
     engine, _ = store
     assert engine.stop()
@@ -527,6 +538,7 @@ def test_an_idle_consumer_wakes_for_a_retry_topic_a_matching_topic_and_a_store_t
             engine.root.with_name("elsewhere").rename(engine.root)
 
 
+@in_async
 def test_a_member_that_seems_stopped_is_looked_at_until_it_beats_again(store, unkept):
     engine, _ = store
     with pyengine.consume(engine.root, "quiet", group="g", session_timeout_s=60) as consumer:
@@ -544,6 +556,7 @@ def test_a_member_that_seems_stopped_is_looked_at_until_it_beats_again(store, un
             stopped.close()
 
 
+@in_async
 def test_a_member_that_is_busy_does_not_keep_the_others_from_beating(store):
     engine, _ = store
     with pyengine.consume(engine.root, "quiet", group="one", session_timeout_s=60) as busy, \
