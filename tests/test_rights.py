@@ -238,7 +238,7 @@ def test_what_commands_make_in_a_store_belongs_to_the_stores_user(give_store, ow
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("owner", [NOBODY, 0], ids=["another's store", "its own"])
+@pytest.mark.parametrize("owner", [NOBODY, pytest.param(0, marks=pytest.mark.ci)], ids=["another's store", "its own"])
 def test_an_engine_of_root_leaves_a_store_to_its_user(give_store, make_engine, owner):
     engine = make_engine()
     engine.root = give_store(owner)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fix_golden import usual
 from fix_parts import MODES
 from pyengine.client.outgoing import BatchMessage
 from pyengine.native import control as native
@@ -69,7 +70,7 @@ def every_put(producer):
     yield producer.put("T", bytes(900_000))  # larger than half the ring
 
 
-@pytest.mark.parametrize("disk", MODES)
+@pytest.mark.parametrize("disk", usual(MODES, ["sync"], pytest.mark.ci))
 def test_a_put_is_ok_once_slaves_have_it(confirmed, disk):
     parts = confirmed(**MODES[disk], segment_bytes=1 << 20)
     with parts.producer() as producer:

@@ -16,6 +16,7 @@ import pytest
 import pyengine
 from fix_cli import spawn
 from fix_engine import SMALL
+from fix_golden import usual
 from pyengine.cli.promote import promote_stopped
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, DESCRIPTORS_RAISED_TO, FIRST_GENERATION, bring_up, require_descriptors
@@ -126,7 +127,9 @@ print(semaphores())
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("step", ["epoch_raised", "shared_object_named", "memory_made", "engine_opened", "engine_published"])
+@pytest.mark.parametrize("step", usual(
+    ["epoch_raised", "shared_object_named", "memory_made", "engine_opened", "engine_published"], ["memory_made", "engine_opened"],
+    pytest.mark.ci))
 def test_after_a_start_that_was_killed_recovery_removes_all_semaphores(store, step):
     done = subprocess.run(["unshare", "--ipc", sys.executable, "-P", "-c", KILLED_TWICE, store[0], step], capture_output=True, text=True,
                           timeout=scaled_timeout_s(120))

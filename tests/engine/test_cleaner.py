@@ -182,6 +182,7 @@ def test_the_next_cleaner_answers_what_the_dead_one_was_asked(make_engine):
         assert native.load(cleaning.block, "removed_segments") >= 3
 
 
+@pytest.mark.ci
 def test_killed_at_random_moments_it_leaves_a_whole_store(make_engine, rng):
     """Kills of the cleaner while it deletes as fast as producers put; then of everything at once."""
     engine = make_engine(**EAGER)

@@ -237,7 +237,7 @@ def test_an_engine_has_its_last_state_while_no_file_can_be_opened(root, shared):
     assert engine.state == "stopped"
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [pytest.param(False, marks=pytest.mark.ci), True])
 def test_a_stopped_engine_says_at_once_that_it_is(root, monkeypatch, shared):
     engine = pyengine.Engine(root, shared=shared, **SMALL)
     monkeypatch.setattr(session_client.time, "sleep", lambda _: pytest.fail("it waits"))
@@ -276,7 +276,7 @@ def has_looked(monkeypatch):
     return event
 
 
-@pytest.mark.parametrize("existed", [False, True], ids=["no store yet", "a stopped store"])
+@pytest.mark.parametrize("existed", [False, pytest.param(True, marks=pytest.mark.ci)], ids=["no store yet", "a stopped store"])
 def test_connect_and_consume_wait_for_an_engine_that_is_started_later(root, monkeypatch, existed):
     """Processes of one store are started in any order; what the store's file says is read when it is there."""
     if existed:
@@ -309,8 +309,9 @@ def test_a_new_producer_is_not_told_to_start_an_engine_that_restarts_by_itself(r
             assert producer.put("T", b"x").ok
 
 
-@pytest.mark.parametrize("call", ["connect(root, timeout_s=600)", "consume(root, 'T', group='G', timeout_s=600)",
-                                  "run_consumer(root, 'T', 'G', print, timeout_s=600)",
+@pytest.mark.parametrize("call", ["connect(root, timeout_s=600)",
+                                  pytest.param("consume(root, 'T', group='G', timeout_s=600)", marks=pytest.mark.ci),
+                                  pytest.param("run_consumer(root, 'T', 'G', print, timeout_s=600)", marks=pytest.mark.ci),
                                   "asyncio.run(pyengine.run_consumer_async(root, 'T', 'G', handle, timeout_s=600))"])
 def test_ctrl_c_ends_the_wait_for_an_engine(tmp_path, call):
     program = f"""
@@ -399,7 +400,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("how", ["blocked", "ignored"])
+@pytest.mark.parametrize("how", ["blocked", pytest.param("ignored", marks=pytest.mark.ci)])
 def test_an_engine_stops_whatever_signals_its_embedder_blocks_or_ignores(root, how):
     words = [sys.executable, "-c", SIGNALS, str(root), how, *(f"{name}={value}" for name, value in SMALL.items())]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=scaled_timeout_s(120))

@@ -160,7 +160,7 @@ def test_a_worker_that_was_killed_is_forked_again_and_its_end_is_known(make_engi
     assert stored(engine) == bodies
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.ci)])
 def test_without_its_fork_server_a_supervisor_starts_workers_by_exec(make_engine, number):
     engine = make_engine()
     engine.start()
@@ -176,7 +176,7 @@ def test_without_its_fork_server_a_supervisor_starts_workers_by_exec(make_engine
     assert stored(engine) == bodies and fork_servers(engine) == []
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [pytest.param(False, marks=pytest.mark.ci), True])
 def test_a_fork_server_ends_with_its_supervisor_and_the_successor_has_its_own(make_engine, stopped):
     engine = make_engine()
     engine.start()

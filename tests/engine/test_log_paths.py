@@ -11,6 +11,7 @@ import pytest
 import pyengine
 from fix_cli import run
 from fix_engine import MODES
+from fix_golden import usual
 from pyengine.engine_config import Geometry
 from pyengine.errors import CorruptionError, ExitCode
 from pyengine.storage.commit_log import list_log
@@ -42,7 +43,7 @@ def read_all(root) -> list[int]:
         return found
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=usual(MODES, ["pool"], pytest.mark.ci))
 def spread(request, make_engine, tmp_path):
     """An engine over two writable folders, one of them outside the store, and an archive."""
     archive = tmp_path / "archive"

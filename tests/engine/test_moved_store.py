@@ -136,6 +136,7 @@ def test_an_engine_whose_store_was_removed_ends_and_makes_nothing_anew(make_engi
     assert not root.exists()
 
 
+@pytest.mark.ci
 def test_an_engine_whose_files_were_removed_makes_no_folder_in_what_is_left(make_engine):
     engine = make_engine(mapped_file_size_commit_log_bytes=SEGMENT)
     engine.start()

@@ -114,7 +114,7 @@ def test_ending_and_closing_with_an_old_producer_leaves_the_new_producers_sessio
         assert native.load(row, "state") == native.SESSION_OPEN
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", [pytest.param("async", marks=pytest.mark.ci), "sync"])
 def test_puts_under_way_get_their_answer_when_the_engine_dies(make_engine, mode):
     engine = make_engine(mode, sync_flush_timeout_ms=HOUR_MS, put_timeout_ms=HOUR_MS)
     engine.start()

@@ -177,6 +177,7 @@ def test_producers_that_have_all_sessions_keep_no_message_from_being_delivered(m
 
 
 @pytest.mark.parametrize("mode", EACH_MODE)
+@pytest.mark.ci
 def test_each_message_is_cancelled_or_delivered_whatever_is_killed(make_engine, rng, mode):
     """Threads cancel messages around their times, each message twice; the scheduler is killed meanwhile, then everything."""
     engine = make_engine(mode, message_delay_level="1s 2s", flush_delay_offset_interval_ms=50)

@@ -150,7 +150,8 @@ def test_the_first_starts_the_others_connect_and_the_last_one_out_stops_it(root)
     assert living_kinds(root) == []
 
 
-@pytest.mark.parametrize("end", ["kill", "exec", *(pytest.param(end, marks=pytest.mark.long) for end in ("exit", "stop"))])
+@pytest.mark.parametrize("end", ["kill", pytest.param("exec", marks=pytest.mark.ci),
+                                 *(pytest.param(end, marks=pytest.mark.long) for end in ("exit", "stop"))])
 def test_the_engine_outlives_the_process_that_started_it_and_ends_with_the_last(engine, root, make_user, end):
     starter = make_user()
     pid = starter.engine_pid
@@ -293,7 +294,7 @@ def test_a_forked_child_that_leaves_stops_nothing(root):
     assert living_kinds(root) == []
 
 
-@pytest.mark.parametrize("how", ["supervisor", "all"])
+@pytest.mark.parametrize("how", [pytest.param("supervisor", marks=pytest.mark.ci), "all"])
 def test_a_crashed_engine_comes_back_and_still_ends_with_the_last_one(engine, root, how):
     with share(root) as shared, shared.connect() as producer:
         producer.put("T", b"before", queue_id=0)

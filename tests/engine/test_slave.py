@@ -95,7 +95,7 @@ def assert_whole(slave):
     assert report.exit_code == 0 and not report.findings, report.sentence
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("end", [pytest.param("stop", marks=pytest.mark.ci), "kill"])
 def test_messages_of_a_master_whose_clock_was_set_back_are_found_by_their_times(make_engine, scripted, rng, end):
     """A segment with later messages than the next one was left out, during the run and after it."""
     source = Growing(rng.randrange(1 << 30))
@@ -125,7 +125,7 @@ def test_messages_of_a_master_whose_clock_was_set_back_are_found_by_their_times(
     assert found() == 1
 
 
-@pytest.mark.parametrize("mode, ack_level", [("async", "written"), ("sync", "flushed")])
+@pytest.mark.parametrize("mode, ack_level", [pytest.param("async", "written", marks=pytest.mark.ci), ("sync", "flushed")])
 def test_each_record_is_reported_and_a_damaged_one_is_not(make_engine, scripted, rng, mode, ack_level):
     source = Growing(rng.random())
     spoil = []

@@ -19,6 +19,7 @@ from broker_lock import held_by_a_broker
 from crash.board import Board
 from damage import flip
 from fix_engine import EACH_MODE, MODES, SMALL, WORKERS, put_numbers, stored
+from fix_golden import usual
 from fix_owner import CHECKOUT
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
 from pyengine.engine.supervisor import LatchBridge
@@ -46,7 +47,7 @@ from pyengine.storage.engine_id import read_epoch
 from waiting import eventually, scaled_timeout_s
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", usual(MODES, ["pool"], pytest.mark.ci))
 def test_start_put_stop_leaves_a_clean_store_and_no_object(make_engine, mode):
     engine = make_engine(mode)
     outcome = engine.start()
