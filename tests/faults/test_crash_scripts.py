@@ -35,7 +35,7 @@ OTHERS = {
 }
 SHORT = usual([("writer", "async"), ("everything", "pool"), ("scheduler", "async"), ("supervisor", "async"), ("producer", "async"),
                ("flusher", "sync"), ("committer", "pool"), ("grpc", "async")],
-              [("writer", "async"), ("everything", "pool")], pytest.mark.ci)
+              [("writer", "async")], pytest.mark.ci)
 LONG_ROUNDS = 60
 
 
@@ -129,7 +129,7 @@ def test_the_small_disk_goes_however_a_run_ends_and_its_store_stays_to_be_looked
     assert (made[0].scratch / "store" / "here").exists() == bool(end) == made[0].scratch.exists()
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.ci)])
 def test_a_run_that_is_ended_from_outside_leaves_no_process(tmp_path, end):
     def engine() -> list[int]:
         return [pid for store in tmp_path.glob("pyengine-crash-*/store") for pid in processes_of(store, b"")]

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import threading
+from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from faults.loop_device import attached_files
 from faults.memory_folder import memory_folder
 from faults.mounts import mount, with_own_mounts
 from faults.power_cut import Outcome, Record, explore_states
+from fix_golden import usual
 from waiting import eventually
 
 pytestmark = pytest.mark.block
@@ -187,8 +189,9 @@ def wait_for_a_holder(image: Path, folder: Path, ready: int) -> None:
     with_own_mounts(hold_a_mount, image, folder, ready)
 
 
-@pytest.mark.parametrize("whom", ["itself", "who waits for it"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "whom"), usual(
+    product([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ["itself", "who waits for it"]),
+    [(signal.SIGTERM, "itself"), (signal.SIGKILL, "who waits for it")], pytest.mark.ci))
 def test_a_signal_to_the_holder_of_a_disk_or_to_its_parent_leaves_no_loop_device(image, tmp_path, number, whom):
     came, ready = os.pipe()
     waiting = multiprocessing.get_context("fork").Process(target=wait_for_a_holder, args=(image, tmp_path, ready))

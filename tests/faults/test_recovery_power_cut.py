@@ -93,7 +93,7 @@ def shim(tmp_path_factory):
     return build_shim(tmp_path_factory.mktemp("shim"))
 
 
-@pytest.mark.parametrize("derived", [(), ("consumequeue", "index")], ids=["log", "log-and-queues"])
+@pytest.mark.parametrize("derived", [(), pytest.param(("consumequeue", "index"), marks=pytest.mark.ci)], ids=["log", "log-and-queues"])
 @pytest.mark.parametrize("cut", usual([False, True], [False], pytest.mark.ci), ids=["killed", "cut"])
 def test_records_kept_by_a_recovery_survive_every_power_cut(shim, build_store, tmp_path, seed, request, cut, derived):
     store = build_store(RECORDS)

@@ -166,15 +166,16 @@ def judged(check):
     return run_check
 
 
-@pytest.mark.parametrize("what", usual(CHECKS, set(CHECKS) - {"new files"}, pytest.mark.ci))
+@pytest.mark.parametrize("what", usual(CHECKS, ["delay offsets", "watermark", "cancels", "removal"], pytest.mark.ci))
 def test_written_small_files_survive_every_power_cut(shim, tmp_path, seed, what):
     root, records = run(shim, tmp_path, what, "nothing")
     outcome = explore(records, root, judged(CHECKS[what]), states=100, seed=seed, scratch=tmp_path / "scratch")
     assert (outcome.bad, outcome.acknowledged) == ([], STEPS)
 
 
-@pytest.mark.parametrize("what, forgets", [("delay offsets", "sync"), ("cancels", "sync"), ("checkpoint", "sync"), ("watermark", "folder"),
-                                           ("removal", "folder"), ("new files", "file system")])
+@pytest.mark.parametrize("what, forgets", [
+    ("cancels", "sync"), ("removal", "folder"), ("new files", "file system"),
+    *usual([("delay offsets", "sync"), ("checkpoint", "sync"), ("watermark", "folder")], [], pytest.mark.ci)])
 def test_a_careless_writer_is_caught(shim, tmp_path, seed, what, forgets):
     root, records = run(shim, tmp_path, what, forgets)
     assert explore(records, root, judged(CHECKS[what]), states=200, seed=seed, scratch=tmp_path / "scratch", stop_at=1).bad
