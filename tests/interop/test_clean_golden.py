@@ -22,7 +22,8 @@ from waiting import scaled_timeout_s
 
 RECIPE = "cleaned"
 OLD_S = 80 * 3600
-WAYS = [("running", mode) for mode in MODES] + [("stopped", "async")]
+WAYS = [("running", "pool"), ("stopped", "async"),
+        *(pytest.param(("running", mode), marks=pytest.mark.ci) for mode in MODES if mode != "pool")]
 
 
 def age_first_segments(root: Path, count: int) -> None:

@@ -328,7 +328,7 @@ def test_a_lost_end_of_the_log_is_seen_behind_a_hole_in_the_queue_that_proves_it
     assert not missed
 
 
-@pytest.mark.parametrize("is_ours", [True, False], ids=["watermark", "rocketmq"])
+@pytest.mark.parametrize("is_ours", [pytest.param(True, marks=pytest.mark.ci), False], ids=["watermark", "rocketmq"])
 @pytest.mark.parametrize(("lose", "sentence", "left"), LOSSES, ids=[lose.__name__ for lose, *_ in LOSSES])
 def test_messages_that_the_log_has_and_a_queue_has_not_are_a_loss(builder, monkeypatch, lose, sentence, left, is_ours):
     if is_ours:

@@ -12,6 +12,7 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
+from fix_golden import usual
 from fix_store_builder import START_MS, StoreBuilder
 from pyengine.errors import CorruptionError, EngineUnavailableError, UsageError
 from pyengine.ipc.live_reader import open_store
@@ -407,7 +408,8 @@ def test_a_first_batch_that_is_repeated_tells_what_was_deleted_meanwhile(builder
 # -- the log of a checkpoint
 
 
-BOTH = pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}], ids=["log", "topics"])
+GIVEN = [{}, {"subscribe": "A,B"}]
+BOTH = pytest.mark.parametrize("given", GIVEN, ids=["log", "topics"])
 
 
 @contextlib.contextmanager
@@ -500,7 +502,7 @@ def test_a_checkpoint_is_continued_wherever_the_log_is_the_same(builder, given, 
             assert reader.partitions(end, expected)
 
 
-@BOTH
+@pytest.mark.parametrize("given", usual(GIVEN, GIVEN[1:], pytest.mark.ci), ids=["log", "topics"])
 def test_a_checkpoint_is_continued_on_a_restored_store_unless_the_backup_is_older(make_engine, tmp_path, given, monkeypatch):
     from pyengine.client.backup import backup_store, restore_store
     from pyengine.errors import EngineError

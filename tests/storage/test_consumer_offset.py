@@ -17,6 +17,7 @@ import pytest
 from broker_lock import held_by_a_broker
 from dying import run_and_die_at
 from fix_cli import environment
+from fix_golden import usual
 from interrupting import interrupted_at_each_place
 from pyengine.errors import DiskError, StoreBusyError, UsageError
 from pyengine.formats.small_file import path_stamp
@@ -213,7 +214,7 @@ offsets.update(change)
 """
 
 
-@pytest.mark.parametrize("where", ["open", "pwrite", "fsync", "link", "rename", "unlink"])
+@pytest.mark.parametrize("where", usual(["open", "pwrite", "fsync", "link", "rename", "unlink"], ["pwrite", "rename"], pytest.mark.ci))
 @pytest.mark.parametrize("ends", [signal.SIGCONT, signal.SIGKILL], ids=["resumes", "dies"])
 def test_while_a_writer_is_stopped_commits_are_refused_and_none_is_lost(tmp_path, monkeypatch, where, ends):
     offsets = ConsumerOffsets(tmp_path)

@@ -7,15 +7,17 @@ The real store opens the damaged store too (tests/interop/test_one_end_judged.py
 
 from __future__ import annotations
 
+from itertools import cycle, product
+
 import pytest
 
 from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores, ends_of, recover_accepting, tree
+from fix_golden import usual
 
 SEEDS_SHORT, SEEDS_LONG = range(2), range(2, 30)
 
 
-@pytest.mark.parametrize("owner", [THEIRS, OURS])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("name", "owner"), usual(product(RECIPES, [THEIRS, OURS]), [*zip(RECIPES, cycle([THEIRS, OURS]))], pytest.mark.ci))
 def test_all_say_the_same_end_before_and_after_recovery(name, owner, tmp_path):
     hold_all(name, owner, SEEDS_SHORT, tmp_path)
 

@@ -17,7 +17,7 @@ from waiting import scaled_timeout_s
 pytestmark = [pytest.mark.java, pytest.mark.maven]
 
 
-@pytest.fixture(scope="module", params=["rebuilt", "replayed"])
+@pytest.fixture(scope="module", params=["rebuilt", pytest.param("replayed", marks=pytest.mark.ci)])
 def judged(request, judge, tmp_path_factory):
     """(root, what the real store reads from it): the recipe's own store rebuilt, or its puts through our engine."""
     folder, config = tmp_path_factory.mktemp("ext"), load_manifest("cqext")["config"]

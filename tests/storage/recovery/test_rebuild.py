@@ -223,7 +223,7 @@ SYSTEM_CALLS = ("rename", "unlink", "rmdir", "fsync", "ftruncate", "utime", "mkd
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("then", [rebuild, recover])
+@pytest.mark.parametrize("then", [rebuild, pytest.param(recover, marks=pytest.mark.ci)])
 def test_killed_anywhere_it_is_finished_by_the_next_run_or_the_next_start(build_store, tmp_path, then, rng, request):
     stopped = build_store(50)
     recover(MessageStore(stopped.root, stopped.geometry))

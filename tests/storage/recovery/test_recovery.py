@@ -622,7 +622,7 @@ DAMAGES = ((True, damage_hole), (True, damage_early_hole), (True, damage_torn), 
 
 @pytest.mark.parametrize(("ours", "damage", "is_abnormal"), usual(
     [(ours, damage, is_abnormal) for ours, damage in DAMAGES for is_abnormal in (False, True)],
-    [(True, damage_hole, True), (True, damage_torn, True), (True, damage_lost_queues, False)], pytest.mark.ci))
+    [(True, damage_torn, True), (True, damage_lost_queues, False)], pytest.mark.ci))
 def test_interrupted_at_any_step_it_comes_to_the_same_store(build_store, damage, is_abnormal, ours):
     def damaged(name):
         store = build_store(60, ours=ours, flushed=0, name=name)

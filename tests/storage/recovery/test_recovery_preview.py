@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from damaged_stores import OURS, RECIPES, THEIRS, damaged_stores
 from fix_cli import changes, picture
 from fix_golden import RECIPES as GOLDEN
+from fix_golden import usual
 from pyengine.errors import EngineError, ExitCode
 from pyengine.storage.checkpoint import CUT, REBUILD, WATERMARK, Cut, DurableWatermark, RebuildMarker
 from pyengine.storage.message_store import MessageStore, discover
@@ -48,8 +50,7 @@ def compare(store: MessageStore, told: str, **arguments: Any) -> dict[str, Any]:
     return foretold
 
 
-@pytest.mark.parametrize("owner", [THEIRS, OURS])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("name", "owner"), usual(product(RECIPES, [THEIRS, OURS]), [*zip(RECIPES, cycle([OURS, THEIRS]))], pytest.mark.ci))
 def test_a_preview_of_a_damaged_store_is_what_the_run_does(tmp_path, name, owner):
     hold_all(name, owner, range(100, 102), tmp_path)
 
