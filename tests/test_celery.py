@@ -147,7 +147,7 @@ def test_two_workers_share_the_tasks_of_a_new_queue_and_run_each_once(workers):
     assert {each.topic: each.config for each in pyengine.Topics(workers.store).list()}[workers.topic].write_queue_nums == 4
 
 
-@pytest.mark.parametrize("when", ["countdown", "eta"])
+@pytest.mark.parametrize("when", ["countdown", pytest.param("eta", marks=pytest.mark.ci)])
 def test_a_task_is_not_run_before_its_time_and_waits_in_the_store(workers, when):
     due_s = time.time() + 1.5
     options = {"countdown": 1.5} if when == "countdown" else {"eta": datetime.fromtimestamp(due_s, UTC)}
@@ -206,7 +206,7 @@ def test_a_monitor_gets_the_events_of_workers(workers):
         assert hosts == {"one@here", "two@here"}
 
 
-@pytest.mark.parametrize("pool", ["solo", "threads"])
+@pytest.mark.parametrize("pool", [pytest.param("solo", marks=pytest.mark.ci), "threads"])
 def test_a_pool_without_processes_runs_and_acknowledges_tasks(own, pool):
     own.start("--pool", pool)
     names = [f"{pool}-{n}" for n in range(30)]

@@ -132,6 +132,7 @@ def test_a_body_that_is_no_message_and_an_unknown_actor_are_dead_letters(workers
     workers.wait_until_acknowledged()
 
 
+@pytest.mark.ci
 def test_kill_9_under_load_loses_no_message_and_repeats_none_that_is_stored_as_done(own):
     assert_kill_9_loses_no_task(own, send_all, lambda victim, begun: eventually(
         lambda: "shutting down" in own.log.lower(), "Dramatiq ends when one of its workers was killed"))

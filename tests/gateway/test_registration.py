@@ -22,6 +22,7 @@ import trustme
 from crash.replicas import free_port
 from fix_cli import command_line, environment, run
 from fix_gateway import Client, ServedStore, heartbeat, put_private, send_fields, start_served, subscription
+from fix_golden import usual
 from fix_name_server import NameServer
 from fix_slave import secret_file
 from ha_proxy import FaultProxy
@@ -182,7 +183,8 @@ def test_a_name_server_that_is_away_harms_nothing_and_is_found_when_it_comes(sta
 
 @pytest.mark.parametrize(("answer", "why"), [
     (lambda frame: Frame(codes.SYSTEM_ERROR, opaque=frame.opaque, flag=ANSWER, remark="crc32 not match"), "1 crc32 not match"),
-    (lambda frame: b"\x7f\xff\xff\xff", "has ended"), (lambda frame: b"\x00\x00\x00\x04\xff\xff\xff\xff", "has ended"),
+    *usual([(lambda frame: b"\x7f\xff\xff\xff", "has ended"), (lambda frame: b"\x00\x00\x00\x04\xff\xff\xff\xff", "has ended")], [],
+           pytest.mark.ci),
     (lambda frame: b"HTTP/1.1 400 Bad Request\r\n\r\n", "has ended")], ids=["refusal", "long", "garbage", "http"])
 def test_a_strange_name_server_is_left_and_asked_again(start, name_server, answer, why):
     name_server.answer, usual = answer, name_server.answer
