@@ -43,6 +43,7 @@ class AtOnce:
         node.workerinput["test_seed"] = node.config.test_seed
 
 
+@pytest.hookimpl(trylast=True)  # after xdist's, which registers it
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("dsession"):
         config.pluginmanager.register(AtOnce())

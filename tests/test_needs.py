@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def test_inner(monkeypatch): pytest.skip("the inner reason")
 def run_sample(tmp_path, monkeypatch):
     """Runs the sample tests under this project's own conftest; gives exit code and output."""
     (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "needs.py", "waiting.py"):
+    for name in ("conftest.py", "fix_at_once.py", "needs.py", "waiting.py"):
         shutil.copy(HERE / name, tmp_path / "tests" / name)
     (tmp_path / "pytest.ini").write_text(INI)
     (tmp_path / "tests" / "test_sample.py").write_text(SAMPLE)
@@ -159,3 +160,9 @@ def test_the_whole_check_requires_what_is_there_and_nothing_else(ci_requires, tm
 def test_the_seed_is_printed_and_repeats(run_sample):
     _, output = run_sample(PYENGINE_SEED="12345")
     assert "seed: 12345 (PYENGINE_SEED=12345 repeats it)" in output
+
+
+def test_a_run_at_once_keeps_the_tests_of_a_file_in_one_process(run_sample):
+    _, output = run_sample("-p", "xdist.plugin", "-n", "2")
+    places = re.findall(r"^\[(gw\d)\].* tests/test_sample", output, re.M)
+    assert len(places) == 5 and len(set(places)) == 1
