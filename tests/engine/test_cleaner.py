@@ -229,6 +229,7 @@ def disk_percent(engine: RunningEngine) -> int:
     return run("status", engine.root, "--json").document["disk"]["used_percent"]
 
 
+@pytest.mark.ci
 @pytest.mark.root
 def test_a_filling_disk_is_cleaned_by_itself_and_puts_continue(small_engine):
     engine = small_engine("64m")
@@ -301,6 +302,7 @@ def test_a_folder_that_becomes_read_only_refuses_and_comes_back(small_engine):
     assert findings(engine) == []
 
 
+@pytest.mark.ci
 @pytest.mark.root
 def test_a_worker_that_cannot_open_its_segment_on_a_read_only_disk_comes_up_when_it_can(small_engine):
     """Of a flusher that must open the segment just then: it ended five times, and with it the engine."""

@@ -82,7 +82,8 @@ def test_acknowledged_messages_survive_kills_in_many_rounds(kind, mode, rng):
     held(kind, mode, LONG_ROUNDS, rng.randrange(1 << 32))
 
 
-@pytest.mark.parametrize("name", usual(OTHERS, ["restart_loop"], pytest.mark.ci))
+@pytest.mark.ci
+@pytest.mark.parametrize("name", OTHERS)
 def test_acknowledged_messages_survive_a_crash_script(name, rng):
     summary = summary_of(name, rng.randrange(1 << 32), *OTHERS[name][0], "--no-peer")
     if name == "kill_during_recovery":

@@ -396,6 +396,7 @@ def test_an_ordered_pop_blocks_its_queue_until_all_of_it_is_done(served, topic, 
     assert [each.body for each in popped(client.wait(held), topic, group)] == [b"c"]
 
 
+@pytest.mark.ci
 def test_an_ordered_message_comes_again_in_its_place(served, topic, group):
     client = served.broker()
     put(client, topic, b"a", b"b")
@@ -573,6 +574,7 @@ def test_no_more_than_so_many_messages_of_a_queue_are_in_flight(tmp_path):
         served.close()
 
 
+@pytest.mark.ci
 def test_only_the_last_seconds_of_acks_are_repeated_after_a_kill(tmp_path):
     served = start_served(tmp_path / "store")
     try:
