@@ -87,6 +87,7 @@ class Children:
         self._renewing: _Child | None = None
         self._renew_by_s = NEVER_S
         self._seen_s = time.monotonic()
+        self._woke_s = -NEVER_S  # when this process ran again after a long pause: a container's pause stops the workers too
         self.no_session = ""  # set by the supervisor: why no producer can attach
         # A supervisor that died may have left a text.
         self._down_reason = self._published_reason = native.read_blocked_reason(memory.blocked_reasons, native.SUPERVISOR)
@@ -257,12 +258,14 @@ class Children:
             self._down_reason = ""
         self._publish_down_reason()
         now_s = time.monotonic()
-        slept_s, self._seen_s = now_s - self._seen_s, now_s
+        if now_s - self._seen_s >= ABORT_TIMEOUT_S:
+            self._woke_s = now_s
+        self._seen_s = now_s
         for child in self._children.values():
             if child.due_s <= now_s and self._restarting:
                 child.due_s = NEVER_S
                 self._start(child)
-            elif child.pid and slept_s < ABORT_TIMEOUT_S:  # after a longer sleep of this process the whole host may have slept
+            elif child.pid:
                 self._check_heartbeat(child, now_s)
         self._renew_next(now_s)
 
@@ -272,7 +275,7 @@ class Children:
             return  # it has not attached yet
         if native.load(line, "state") == native.WORKER_READY:
             child.was_ready = True
-        heartbeat_age_s = min((monotonic_ns() - native.load(line, "heartbeat_ns")) / 1e9, now_s - child.resumed_s)
+        heartbeat_age_s = now_s - max(native.load(line, "heartbeat_ns") / 1e9, child.resumed_s, self._woke_s)
         if heartbeat_age_s < child.kind.heartbeat_timeout_s:
             child.aborted_s = NEVER_S
         elif child.aborted_s == NEVER_S:

@@ -20,6 +20,7 @@ from pyengine.engine.kinds import KINDS, WorkerExit, child_environment
 from pyengine.events import Event
 from pyengine.ipc.heartbeat import is_stopped
 from pyengine.native import control as native
+from pyengine.native.flush import monotonic_ns
 from pyengine.storage.file_system import HeldStore
 from reported import Reported
 from waiting import eventually, scaled_timeout_s
@@ -119,6 +120,21 @@ def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
     made.go_until(lambda: native.load(line(made), "pid") != first and made.children.all_ready, "another one is up")
     assert "made no progress" in made.reported[0] and made.reported.events == [Event.WORKER_STUCK, Event.WORKER_ENDED]
     assert "SIGKILL" in made.reported[1]
+
+
+def test_the_silence_of_a_pause_of_the_supervisor_and_its_workers_is_forgiven(rig, monkeypatch):
+    """A container that is paused: the supervisor runs again first, and looks twice before a worker does."""
+    monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", 0.3)
+    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 50})
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    pid = native.load(line(made), "pid")
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: is_stopped(pid) and monotonic_ns() - native.load(line(made), "heartbeat_ns") > 700_000_000, "it is silent")
+    made.children.tick()
+    made.children.tick()
+    os.kill(pid, signal.SIGCONT)
+    assert made.reported == [] and made.children.all_ready
 
 
 def test_a_worker_that_loops_leaves_a_trace(rig, monkeypatch, capfd):
