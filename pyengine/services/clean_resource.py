@@ -88,6 +88,7 @@ class CleanResourceService(Service):
         now_ns = monotonic_ns()
         if self._is_frozen:
             self._drop_round()
+            self.due_ns = now_ns + self._interval_ns
             return False
         if self.steps is None:
             if now_ns < self.due_ns and not self._is_requested():

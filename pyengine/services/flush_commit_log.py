@@ -127,7 +127,7 @@ class FlushRealTimeService(FlushService):
         return False
 
     def pause_s(self) -> float:
-        if native.load_position(self._control.committed) <= native.load_position(self._control.flushed):
+        if self._is_frozen or native.load_position(self._control.committed) <= native.load_position(self._control.flushed):
             return self._interval_ns / 1e9
         if not self._is_verified:
             return RECHECK_S

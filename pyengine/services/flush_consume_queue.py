@@ -266,7 +266,7 @@ class FlushConsumeQueueService(Service):
         self._watermark_due_ns = now_ns + WATERMARK_INTERVAL_NS
 
     def pause_s(self) -> float:
-        return min(max(0.0, (self._due_ns - monotonic_ns()) / 1e9), self._adopted.pause_s())
+        return min(max(0.0, (self._due_ns - monotonic_ns()) / 1e9), math.inf if self._is_frozen else self._adopted.pause_s())
 
     def drain(self) -> bool:
         """Run the last round; flusher and reputter have ended by now."""

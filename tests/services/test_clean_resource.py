@@ -284,6 +284,7 @@ def test_a_frozen_store_is_left_as_it_is(make_rig):
     native.freeze(rig.control, native.FLUSHER, errno.EIO, "gone")
     rig.ask(reserved_ms=0)
     assert rig.round() == 0 and rig.count("rounds") == 0
+    assert rig.service.pause_s() > 0, "and it sleeps"
 
 
 def test_a_store_that_freezes_within_a_round_keeps_the_rest(make_rig):

@@ -129,6 +129,9 @@ def test_a_new_flusher_over_a_frozen_store_does_nothing(make_owner):
     writer.vouch()
     service.work()
     assert not service.drain() and flushed(owner) == 0
+    service.take_settings(EngineConfig(flush_interval_commit_log_ms=86_400_000))
+    service.work()
+    assert service.pause_s() == 86_400
     service.close()
 
 

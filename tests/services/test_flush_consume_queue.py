@@ -238,6 +238,18 @@ def test_a_failed_sync_freezes_the_store_and_leaves_the_checkpoint(rig, monkeypa
     assert (read_checkpoint(rig.owner.root), read_watermark(rig.owner.root).watermark) == before
 
 
+def test_it_sleeps_in_a_frozen_store_though_the_log_from_before_is_not_read(rig):
+    for _ in range(40):
+        rig.writer.put(b"x" * 2000)
+    rig.flush()
+    rig.service = rig.make()
+    rig.service.work()
+    native.freeze(rig.owner.control, native.FLUSHER, errno.EIO, "gone")
+    rig.service.take_settings(replace(rig.config, flush_interval_consume_queue_ms=86_400_000))
+    rig.service.work()
+    assert 86_000 < rig.service.pause_s() <= 86_400
+
+
 def test_a_full_disk_is_reported_once_and_got_over(rig, monkeypatch):
     rig.writer.put(b"one")
     rig.dispatch()
