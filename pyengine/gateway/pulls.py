@@ -22,7 +22,7 @@ from pyengine.errors import EngineError
 from pyengine.formats.record import PHYSICAL_OFFSET_AT
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
-from pyengine.gateway.members import BROADCASTING, Members, Subscription, asked_subscription, check_expression
+from pyengine.gateway.members import BROADCASTING, TAG, Members, Subscription, asked_subscription, check_expression
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
 from pyengine.gateway.tasks import Tasks
@@ -147,7 +147,7 @@ class Pulls:
         self._members = members
         self.positions = positions
         self._executor = executor
-        self._held: dict[tuple[str, int], list[Pull]] = {}
+        self._held: dict[tuple[str, int], dict[Request, Pull]] = {}
         self._ends: dict[tuple[str, int], tuple[Look, int]] = {}  # of queues, as long as nothing comes after the look
         self._pulled: dict[str, WeakKeyDictionary[Connection, float]] = {}  # by group, until when its clients count as ones that pull
         self.why_not: Callable[[str], str] = lambda group: ""  # why a group may not pull now
@@ -190,11 +190,11 @@ class Pulls:
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
         if flags & COMMIT_FLAG and not self._names.is_of_slave:
             self.positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
-        result = None if found.wanted.condition is not None else self._near(pull)
+        result = self._near(pull) if found.expression_type == TAG else None
         return self._pull_far(pull, flags) if result is None else self._answer_or_hold(pull, flags, result)
 
     async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
-        """Read in another thread, since messages far from the log's end may be on the disk, and a condition takes long."""
+        """Read in another thread, since messages far from the log's end may be on the disk, and a condition, or its text, takes long."""
         async with pull.request.connection.far_reads:
             await pull.request.connection.may_write()
             result = await self._executor.run(self._get_now, pull)
@@ -226,7 +226,6 @@ class Pulls:
             if known.version < request.integer("subVersion", 0, bits=64):
                 raise RequestRefusedError(codes.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
             found = known
-        check_expression(found.expression_type, found.text)
         return found
 
     def _near(self, pull: Pull, near_bytes: int | None = None) -> GetRecords | None:
@@ -235,6 +234,7 @@ class Pulls:
         return self._reader._get_records(pull.topic, pull.queue_id, pull.offset, pull.most, wanted.tags, LEVEL, near_bytes)
 
     def _get_now(self, pull: Pull) -> GetRecords:
+        check_expression(pull.subscription.expression_type, pull.subscription.text)
         wanted = pull.subscription.wanted
         if wanted.condition is None and (near := self._near(pull, INT64_MAX)) is not None:
             return near
@@ -304,21 +304,21 @@ class Pulls:
         if not pull.request.is_open:
             return
         pull.until_s = time.monotonic() + suspend_s
-        self._held.setdefault((pull.topic, pull.queue_id), []).append(pull)
+        self._held.setdefault((pull.topic, pull.queue_id), {})[pull.request] = pull
         self.arrivals.stir()
-        self._answer_queue((pull.topic, pull.queue_id))  # for messages that were dispatched after the read
+        self._answer_held(pull)  # for messages that were dispatched after the read
 
-    def _set_held(self, key: tuple[str, int], pulls: list[Pull]) -> None:
-        if pulls:
-            self._held[key] = pulls
-        else:
-            self._held.pop(key, None)
+    def _drop(self, pull: Pull) -> None:
+        key = pull.topic, pull.queue_id
+        if self._held.get(key, {}).pop(pull.request, None) is not None and not self._held[key]:
+            del self._held[key]
 
     def _check(self) -> Iterator[None]:
-        """Answer the held pulls with messages and those whose time is over, a queue at a time; forget those of connections that ended."""
+        """Answer the held pulls with messages and those whose time is over, one at a time; forget those of connections that ended."""
         for key in list(self._held):
-            yield
-            self._answer_queue(key)
+            for pull in list(self._held.get(key, {}).values()):
+                yield
+                self._answer_held(pull)
 
     def end_of(self, topic: str, queue_id: int) -> int:
         """Return the end of a queue as clients see it; its files are looked at only if messages may have come for it."""
@@ -338,24 +338,22 @@ class Pulls:
             self._ends[topic, queue_id] = look, end
         return end
 
-    def _answer_queue(self, key: tuple[str, int]) -> None:
-        """Answer the held pulls of one queue; an error ends these only."""
+    def _answer_held(self, pull: Pull) -> None:
+        """Answer a held pull if there are messages for it or its time is over; an error ends this one only."""
         now_s = time.monotonic()
-        pulls = [pull for pull in self._held.get(key, ()) if pull.request.is_open]
         try:
-            end = self.end_of(*key)
-            left = [pull for pull in pulls if (end <= pull.offset and now_s < pull.until_s) or not self._finish(pull, now_s)]
-        except Exception as error:  # noqa: BLE001 - the other queues' pulls are answered all the same
-            left = []
-            for pull in pulls:
-                pull.request.reply(pull.request.failure(error))
-        self._set_held(key, left)
+            is_waiting = now_s < pull.until_s and self.end_of(pull.topic, pull.queue_id) <= pull.offset
+            if pull.request.is_open and (is_waiting or not self._finish(pull, now_s)):
+                return
+        except Exception as error:  # noqa: BLE001 - the other pulls are answered all the same
+            pull.request.reply(pull.request.failure(error))
+        self._drop(pull)
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
         """Answer a held pull; return False if it stays held, also while another thread reads for it."""
         if pull.is_being_read:
             return False
-        if pull.subscription.wanted.condition is None and not pull.request.connection.is_full:
+        if pull.subscription.expression_type == TAG and not pull.request.connection.is_full:
             return self._try(pull, now_s, lambda: self._get_now(pull))
         pull.is_being_read = True
         self._tasks.begin(self._finish_later(pull))
@@ -371,8 +369,7 @@ class Pulls:
             await asyncio.wait((coming,))
             pull.is_being_read = False
             if pull.request.is_open and self._try(pull, time.monotonic(), coming.result):
-                key = pull.topic, pull.queue_id
-                self._set_held(key, [each for each in self._held.get(key, ()) if each is not pull])
+                self._drop(pull)
 
     def _try(self, pull: Pull, now_s: float, get: Callable[[], GetRecords]) -> bool:
         try:

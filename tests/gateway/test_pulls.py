@@ -15,13 +15,13 @@ from fix_engine import SMALL
 from fix_gateway import heartbeat, pull_fields, send_fields, subscription
 from pyengine.errors import StoreBusyError
 from pyengine.formats.record import decode_record
-from pyengine.gateway import codes
+from pyengine.gateway import codes, members
 from pyengine.gateway.connections import FAR_READS_MAX, Connection, Connections, Limits, Request, RequestRefusedError, TurnExecutor
 from pyengine.gateway.members import subscription_of
 from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
 from pyengine.results import GetRecords, GetResult, GetStatus
-from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
@@ -286,8 +286,11 @@ def test_a_pull_at_an_offset_that_slaves_have_not_confirmed_is_not_moved(builder
         assert asked(4) == (codes.PULL_OFFSET_MOVED, confirmed)
 
 
-def test_a_held_pull_with_a_condition_is_read_in_another_thread():
+def test_a_pull_with_a_condition_is_parsed_and_read_in_another_thread(monkeypatch):
+    """A text of 64 KB takes a tenth of a second, at each message if more of them are held than are remembered."""
     answers, threads, statuses = [], set(), [GetStatus.NO_MATCHED_MESSAGE, GetStatus.FOUND]
+    parse = members.parse_condition
+    monkeypatch.setattr(members, "parse_condition", lambda *text, **rest: threads.add(threading.current_thread()) or parse(*text, **rest))
 
     class Reader(FailingReader):
         def _fetch(self, *_):
@@ -296,7 +299,9 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
 
     async def whole(executor):
         reader = Reader()
-        pulls = Pulls(reader, OF_MASTER, None, None, executor)
+        names = SimpleNamespace(is_of_slave=False, suggests_slaves=False, group=SubscriptionGroup,
+                                existing=lambda name, advice: TopicConfig(name))
+        pulls = Pulls(reader, names, None, None, executor)
         reader.has_messages = True
         asked = [Asked(answers), Asked([])]
         for request in asked:
@@ -314,10 +319,14 @@ def test_a_held_pull_with_a_condition_is_read_in_another_thread():
         while pulls._tasks:
             await asyncio.sleep(0.001)
         assert pulls.held == 0
+        statuses.append(GetStatus.FOUND)
+        asked[0].frame.fields.update({name: str(text) for name, text in pull_fields(
+            "T", subscription="a > 1", expressionType="SQL92").items()})
+        answers.append(await pulls.pull(asked[0]))
 
     with TurnExecutor(2, "test") as executor:
         asyncio.run(whole(executor))
-    assert [answer.code for answer in answers] == [codes.SUCCESS] and not statuses
+    assert [answer.code for answer in answers] == [codes.SUCCESS] * 2 and not statuses
     assert threading.current_thread() not in threads
 
 
@@ -455,14 +464,15 @@ def test_held_pulls_are_looked_at_again_only_where_messages_may_have_come():
     asyncio.run(whole())
 
 
-def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
+@pytest.mark.parametrize("queue_ids", [range(10), [1] * 10], ids=["many queues", "one queue"])
+def test_a_look_at_many_held_pulls_gives_others_their_turn(monkeypatch, queue_ids):
     monkeypatch.setattr("pyengine.gateway.pulls.ANSWER_SLICE_S", 0.0)
     answers, turns = [], []
 
     async def whole():
         reader = FailingReader()
         pulls = Pulls(reader, OF_MASTER, None, None, None)
-        for queue_id in range(10):
+        for queue_id in queue_ids:
             hold(pulls, Pull(Asked(answers), "good", queue_id, 0, 32, subscription_of("good", "*", 0, None), 0))
         reader.has_messages = True
         checking = asyncio.create_task(pulls.arrivals.check())
@@ -473,6 +483,26 @@ def test_a_look_at_many_queues_gives_others_their_turn(monkeypatch):
 
     asyncio.run(whole())
     assert turns == list(range(11)) and len(answers) == 10
+
+
+def test_a_pull_is_held_without_a_look_at_the_others_of_its_queue():
+    """Otherwise each one takes longer than the one before."""
+    looks = []
+
+    class Reader(FailingReader):
+        def _get_records(self, topic, queue_id, offset, *_):
+            looks.append(offset)
+            return GetRecords(GetStatus.OFFSET_OVERFLOW_ONE, next_begin_offset=offset)
+
+    async def whole():
+        pulls = Pulls(Reader(), OF_MASTER, None, None, None)
+        pulls._reader.has_messages = True  # which none of them gets
+        for number in range(10):
+            hold(pulls, Pull(Asked([]), "good", 1, -number, 32, subscription_of("good", "*", 0, None), -number))
+        assert pulls.held == 10
+
+    asyncio.run(whole())
+    assert looks == [-number for number in range(10)]
 
 
 def test_a_group_that_may_not_consume_or_not_by_broadcast_is_refused(served, topic):
