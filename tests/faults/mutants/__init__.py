@@ -113,7 +113,8 @@ class Tree:
             if compiled or not self.is_sound:
                 _build_c(self.root)
                 self.is_sound = not compiled
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", *tests]
+            command = [sys.executable, "-m", "pytest", "--ci", "-q", "-x", "-p", "no:cacheprovider",
+                       "-o", f"timeout={TEST_TIMEOUT_S}", *tests]
             return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=KILL_TIMEOUT_S,
                                   env=os.environ | {"PYTHONPATH": str(self.root), "PYENGINE_REQUIRE": "", "PYENGINE_LONG": "0"})
         finally:
