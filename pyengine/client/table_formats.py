@@ -171,7 +171,7 @@ def _no_constant(name: str) -> None:
 
 
 def _json_text(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)  # a number as 1e999 is read as infinity, which JSON has no name for
     return text if text.isprintable() else json.dumps(value)  # half of a surrogate pair is no text in UTF-8
 
 

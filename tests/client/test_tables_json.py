@@ -27,6 +27,7 @@ GOOD = {"name": "é", "count": 3, "total": 1 << 40, "price": 1, "paid": True, "a
         "lines": [{"n": 1}]}
 BAD = {
     b"no json": "the body is no JSON", b"[1]": "no object", b"\xff": "no text in UTF-8", b"": "no JSON", b'{"price": NaN}': "NaN",
+    b'{"more": [1e999]}': "Out of range",
     b'{"count": "3"}': 'count is "3", not a int', b'{"count": 2147483648}': "not a int", b'{"count": true}': "count is true",
     b'{"total": 9223372036854775808}': "total", b'{"price": 1e999}': "price", b'{"paid": 1}': "paid",
     b'{"at": "2024-01-02T03:04:05"}': "with a time zone", b'{"at": 5}': "at",
