@@ -144,11 +144,11 @@ class HalfMessages:
             half.properties_text, half.flag, half.sys_flag, half.born_timestamp_ms, half.born_host, result.store_timestamp_ms,
             half.store_host or self._host, half.reconsume_times)
 
-    def find(self, physical_offset: int) -> Message | None:
+    def find(self, physical_offset: int, topic: str = constants.TRANSACTION_HALF_TOPIC) -> Message | None:
         """Return the half message that begins at this offset, None if there is none."""
         with self.lock:
             found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
-        return found if found is not None and found.topic == constants.TRANSACTION_HALF_TOPIC else None
+        return found if found is not None and found.topic == topic else None
 
     def end(self, half: Message, outcome: Outcome, timeout_s: float | None = None) -> PutResult:
         """Commit or roll back; return the result of the commit, or of the op message. `half` may have been put back meanwhile.
@@ -201,19 +201,14 @@ class HalfMessages:
         self.last_put_end = max(self.last_put_end, result.physical_offset + result.size_bytes)
         return result
 
-    def resume(self, physical_offset: int) -> None:
-        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC back into the half topic, with no check-back counted.
+    def resume(self, discarded: Message) -> None:
+        """Put a message of TRANS_CHECK_MAX_TIME_TOPIC back into the half topic, with no check-back counted; PutError.
 
-        PutError if it is not stored; UsageError if no message of that topic begins at this offset.
         RocketMQ: AdminBrokerProcessor.resumeCheckHalfMessage.
         """
-        with self.lock:
-            found = self.reader().message_at(physical_offset, ReadLevel.COMMITTED)
-        if found is None or found.topic != constants.TRANSACTION_DISCARD_TOPIC:
-            raise UsageError(f"no message of {constants.TRANSACTION_DISCARD_TOPIC} begins at {physical_offset}")
-        real_queue(found)
         self.enter(constants.TRANSACTION_HALF_TOPIC)
-        self.put_back(replace(found, topic=constants.TRANSACTION_HALF_TOPIC, queue_id=0), {constants.PROPERTY_TRANSACTION_CHECK_TIMES: "0"})
+        self.put_back(replace(discarded, topic=constants.TRANSACTION_HALF_TOPIC, queue_id=0),
+                      {constants.PROPERTY_TRANSACTION_CHECK_TIMES: "0"})
 
     def enter(self, topic: str) -> None:
         """Ensure that the topic is in topics.json, with one queue as the broker enters it."""

@@ -50,7 +50,8 @@ _FIELDS = {
     **dict.fromkeys((codes.SEND_MESSAGE_V2, codes.SEND_BATCH_MESSAGE, codes.SEND_REPLY_MESSAGE_V2), ("b", PUB, "")),
     **dict.fromkeys((codes.PULL_MESSAGE, codes.LITE_PULL_MESSAGE, codes.UPDATE_CONSUMER_OFFSET, *_POP_CODES),
                     ("topic", SUB, "consumerGroup")),
-    **dict.fromkeys((codes.UNREGISTER_CLIENT, codes.GET_CONSUMER_LIST_BY_GROUP), ("", SUB, "consumerGroup")),
+    **dict.fromkeys((codes.UNREGISTER_CLIENT, codes.GET_CONSUMER_LIST_BY_GROUP, codes.GET_CONSUMER_RUNNING_INFO,
+                     codes.CONSUME_MESSAGE_DIRECTLY), ("", SUB, "consumerGroup")),
     **dict.fromkeys((codes.CONSUMER_SEND_MSG_BACK, codes.INVOKE_BROKER_TO_RESET_OFFSET), ("", SUB, "group")),
     codes.QUERY_MESSAGE: ("topic", SUB, ""), codes.CLONE_GROUP_OFFSET: ("", SUB, "destGroup")}
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
@@ -163,7 +164,7 @@ class AccessList:
 
         As RocketMQ's PlainAccessValidator, but a batch needs the right of its topic like a single message, a message to a retry
         topic needs that of the group, a reply needs the right of its topic, unless that is the cluster's topic for replies, and
-        locks and offsets of a group need that of the group."""
+        locks, offsets, and what a member is asked need that of the group."""
         code, fields = frame.code, frame.fields
         needed: dict[str, int] = {}
 

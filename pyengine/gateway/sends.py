@@ -632,16 +632,16 @@ class Ends:
 
     async def resume(self, request: Request) -> Answer:
         """Put a half message back for which checks were given up; they begin again with the first one."""
-        msg_id = request.text("msgId")
-
-        def put_back() -> Answer:
-            try:
-                self._halves.resume(decode_message_id(msg_id)[1])
-            except EngineError as error:
-                return Answer(codes.SYSTEM_ERROR, f"{NOT_RESUMED} ({error})")
-            return Answer()
-
-        return await self._executor.run(put_back)
+        try:
+            offset = decode_message_id(request.text("msgId"))[1]
+            discarded = await self._executor.run(self._halves.find, offset, constants.TRANSACTION_DISCARD_TOPIC)
+            if discarded is None:
+                raise UsageError(f"no message of {constants.TRANSACTION_DISCARD_TOPIC} begins at {offset}")
+            request.require(real_queue(discarded)[0], PUB)
+            await self._executor.run(self._halves.resume, discarded)
+        except EngineError as error:
+            return Answer(codes.SYSTEM_ERROR, f"{NOT_RESUMED} ({error})")
+        return Answer()
 
     async def recall(self, request: Request) -> Answer:
         """Cancel a message for a later time by its recall handle; the answer has its unique key."""

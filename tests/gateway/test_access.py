@@ -32,6 +32,7 @@ from fix_gateway import (
     subscription,
     trusting,
 )
+from pyengine.client.outgoing import RawMessage
 from pyengine.engine_config import EngineConfig
 from pyengine.events import LINES_MAX
 from pyengine.formats.record import decode_record
@@ -188,7 +189,9 @@ def test_a_worker_of_the_engine_checks_the_signature_itself_and_nothing_else(acc
 
 
 @pytest.mark.parametrize("code, name", [(codes.CONSUMER_SEND_MSG_BACK, "group"), (codes.UNREGISTER_CLIENT, "consumerGroup"),
-                                        (codes.GET_CONSUMER_LIST_BY_GROUP, "consumerGroup")])
+                                        (codes.GET_CONSUMER_LIST_BY_GROUP, "consumerGroup"),
+                                        (codes.GET_CONSUMER_RUNNING_INFO, "consumerGroup"),
+                                        (codes.CONSUME_MESSAGE_DIRECTLY, "consumerGroup")])
 def test_a_member_request_needs_the_right_to_its_group(access, code, name):
     assert fault(access, code, {name: "any"}) == ""
     assert fault(access, code, {name: "shut"}) == no("group:shut")
@@ -619,6 +622,17 @@ def test_a_transaction_of_which_nobody_may_be_asked_loses_no_try(guarded):
     assert ask(clients[1], codes.HEART_BEAT, body=json.dumps(beat).encode(), account=ALL).code == codes.SUCCESS
     asked = decode_record(clients[1].wait_told(codes.CHECK_TRANSACTION_STATE).body)
     assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1" and not clients[0].told
+
+
+def test_a_half_message_that_was_put_aside_is_resumed_only_with_the_right_of_its_topic(guarded):
+    client = guarded.broker()
+    with pyengine.connect(guarded.root) as producer:
+        aside = producer.put_raw(RawMessage("TRANS_CHECK_MAX_TIME_TOPIC", b"x", properties_text="REAL_TOPIC\x01reads\x02REAL_QID\x010"))
+    resumed = [eventually(lambda account=account: "begins at" not in ((found := ask(
+        client, codes.RESUME_CHECK_HALF_MESSAGE, {"msgId": aside.msg_id}, account=account)).remark or "") and found, "it is dispatched")
+        for account in (USER, ALL)]
+    assert [(each.code, each.remark) for each in resumed] == [
+        (codes.SYSTEM_ERROR, REFUSED + "No default permission for topic:reads"), (codes.SUCCESS, None)]
 
 
 def test_a_timed_transaction_is_ended_only_with_the_right_of_the_topic_it_is_for(guarded):
