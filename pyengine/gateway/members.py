@@ -33,7 +33,17 @@ from pyengine.gateway.names import (
     topic_fault,
 )
 from pyengine.gateway.positions import LEVEL, GroupOffsets, Positions
-from pyengine.gateway.wire import CODE_MAX, JSON_BYTES_MAX, ObjectKeys, Raw, WireError, as_object, read_object, write_json
+from pyengine.gateway.wire import (
+    CODE_MAX,
+    JSON_BYTES_MAX,
+    ObjectKeys,
+    Raw,
+    WireError,
+    as_object,
+    is_number,
+    read_object,
+    write_json,
+)
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.consumer_offset import group_key
@@ -59,7 +69,10 @@ STATUS_BYTES_MAX = 16 << 20  # of members' answers that are kept at once
 # of its quotes would take quadratic time.
 _BRACES = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\Z)|[{}]', re.DOTALL)
 TAG, SQL = "TAG", "SQL92"
-CLUSTERING, BROADCASTING, PASSIVELY = "CLUSTERING", "BROADCASTING", "CONSUME_PASSIVELY"
+CLUSTERING, BROADCASTING, PASSIVELY, FROM_LAST = "CLUSTERING", "BROADCASTING", "CONSUME_PASSIVELY", "CONSUME_FROM_LAST_OFFSET"
+_TYPES, _MODELS = ("CONSUME_ACTIVELY", PASSIVELY), (BROADCASTING, CLUSTERING)  # as RocketMQ numbers them
+_STARTS = (FROM_LAST, f"{FROM_LAST}_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET",
+           "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +150,7 @@ class Group:
     name: str
     consume_type: str = PASSIVELY
     message_model: str = CLUSTERING
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_from_where: str = FROM_LAST
     is_of_unit: bool = False
     clients: dict[Connection, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
@@ -607,7 +620,7 @@ def _queues(request: Request) -> tuple[str, str, list[dict[str, Any]]]:
     found = []
     for each in _list(body.get("mqSet"), QUEUES_MAX):
         queue = as_object(each)
-        broker, queue_id = queue.get("brokerName"), queue.get("queueId")
+        broker, queue_id = queue.get("brokerName"), _number(queue.get("queueId"))
         if not isinstance(broker, str) or type(queue_id) is not int:
             raise WireError("a queue without its broker's name or its number")
         found.append({"brokerName": broker, "queueId": queue_id, "topic": _name(queue.get("topic"), topic_fault)})
@@ -638,7 +651,7 @@ def _group_of(sent: object, faults: list[str]) -> Group:
     subscriptions: dict[str, Subscription] = {}
     for each in _first(SUBSCRIPTIONS_MAX, f"topics of {name}", fields.get("subscriptionDataSet"), faults):
         one = as_object(each)
-        text, version, kind = one.get("subString"), one.get("subVersion", 0), one.get("expressionType")
+        text, version, kind = one.get("subString"), _number(one.get("subVersion", 0)), one.get("expressionType")
         if not isinstance(text, str | None) or type(version) is not int or not isinstance(kind, str | None):
             raise WireError("a subscription whose fields have wrong types")
         topic = _name(one.get("topic"), topic_fault)
@@ -648,11 +661,22 @@ def _group_of(sent: object, faults: list[str]) -> Group:
             faults.append(f"{topic}: a subscription of more than {SUBSCRIPTION_CHARS_MAX} characters")
         else:
             subscriptions[topic] = subscription_of(topic, text, version, kind)
-    words = [fields.get(name) for name in ("consumeType", "messageModel", "consumeFromWhere")]
-    if not all(word is None or isinstance(word, str) and len(word) < 64 for word in words):
-        raise WireError("a group whose type, model or start is not a short text")
-    return Group(name, words[0] or PASSIVELY, words[1] or CLUSTERING,
-                 words[2] or "CONSUME_FROM_LAST_OFFSET", fields.get("unitMode") is True, subscriptions=subscriptions)
+    return Group(name, _value_of(fields.get("consumeType"), _TYPES, PASSIVELY), _value_of(fields.get("messageModel"), _MODELS, CLUSTERING),
+                 _value_of(fields.get("consumeFromWhere"), _STARTS, FROM_LAST), fields.get("unitMode") is True, subscriptions=subscriptions)
+
+
+def _number(value: object) -> object:
+    """Return a number also if it was sent as text: as fastjson, and RocketMQ's client for C++ sends a version so."""
+    return int(value) if isinstance(value, str) and is_number(value) else value
+
+
+def _value_of(sent: object, names: tuple[str, ...], without: str) -> str:
+    """Return the name of an enum's value, which RocketMQ's client for C++ sends by its number."""
+    if type(sent) is int and 0 <= sent < len(names):
+        return names[sent]
+    if not (sent is None or isinstance(sent, str) and len(sent) < 64):
+        raise WireError("a group whose type, model or start is neither a short text nor its number")
+    return sent or without
 
 
 def _client_id(value: object) -> str:

@@ -156,8 +156,13 @@ HOSTILE = {
     "a group that is a number": {"clientID": "c", "producerDataSet": [{"groupName": 5}]},
     "a long group": {"clientID": "c", "consumerDataSet": [{"groupName": "g" * 200}]},
     "a topic with a line": {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [subscription("a\nb")]}]},
-    "a version that is a text": {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [
+    "a version that is no number": {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [
         subscription("T", version="x")]}]},
+    "a version that is an empty text": {"clientID": "c", "consumerDataSet": [{"groupName": "g", "subscriptionDataSet": [
+        subscription("T", version="")]}]},
+    "a start that is no number of one": {"clientID": "c", "consumerDataSet": [{"groupName": "g", "consumeFromWhere": 6}]},
+    "a type that is a truth": {"clientID": "c", "consumerDataSet": [{"groupName": "g", "consumeType": True}]},
+    "a model below the first": {"clientID": "c", "consumerDataSet": [{"groupName": "g", "messageModel": -1}]},
     "deep": b'{"clientID":"c","consumerDataSet":' + b"[" * 100_000,
     "too long": b'{"clientID":"c","x":"' + b"x" * JSON_BYTES_MAX + b'"}',
 }
@@ -222,10 +227,29 @@ def test_a_heartbeat_whose_texts_are_not_utf8_registers_its_client(served):
     assert refused.code == codes.SYSTEM_ERROR and "illegal characters" in refused.remark
 
 
+STARTS = ["CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST", "CONSUME_FROM_MIN_OFFSET",
+          "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET", "CONSUME_FROM_TIMESTAMP"]
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_numbers_as_text_and_places_of_enums_are_taken_as_by_fastjson(served, topic, place):
+    """So RocketMQ's client for C++ writes a heartbeat; other clients and tools see the names."""
+    client, group, types, models = served.broker(), f"cpp{place}", ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY"), ("BROADCASTING", "CLUSTERING")
+    body = {"clientID": "c", "producerDataSet": [{"groupName": group}], "consumerDataSet": [{
+        "groupName": group, "consumeFromWhere": place, "consumeType": place % 2, "messageModel": place % 2,
+        "subscriptionDataSet": [{"subString": "*", "subVersion": "1796088589546", "topic": topic}]}]}
+    assert client.ask(codes.HEART_BEAT, body=body).code == codes.SUCCESS
+    found = json.loads(client.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}).body)
+    assert (found["consumeFromWhere"], found["consumeType"], found["messageModel"]) == (STARTS[place], types[place % 2], models[place % 2])
+    assert found["subscriptionTable"][topic]["subVersion"] == 1796088589546
+    assert client.ask(codes.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group}).code == codes.SUCCESS
+    assert locked(client, "c", mark("2", topic), group=group) == [2]
+
+
 def test_a_lock_request_with_a_malformed_queue_is_refused():
     members = Members(None)
-    for queue in ({"brokerName": "b", "queueId": "0", "topic": "T"}, {"brokerName": 1, "queueId": 0, "topic": "T"},
-                  {"brokerName": "b", "queueId": 0, "topic": "../x"}, 5):
+    for queue in ({"brokerName": "b", "queueId": "x", "topic": "T"}, {"brokerName": "b", "queueId": "", "topic": "T"},
+                  {"brokerName": 1, "queueId": 0, "topic": "T"}, {"brokerName": "b", "queueId": 0, "topic": "../x"}, 5):
         with pytest.raises(WireError):
             members.lock(Asked({"clientId": "c", "consumerGroup": "g", "mqSet": [queue]}))
 
