@@ -5,8 +5,9 @@ PROPERTY = `query:batch:task:sequence:fingerprint`, so a repeated task puts only
 
 - Only one attempt of a task runs at a time; the next one waits until the engine has executed what a dead process had submitted.
 - Before its first message a task puts the marker `begin query batch task`. Without a marker the log has no message of the task; with
-  one, all of them are beyond it. When all tasks are done the driver puts `commit query batch`; the second commit of a repeated batch
-  is the word `durable`, which no look-up reads.
+  one, all of them are beyond it. When all tasks are done the driver puts `commit query batch`, whose PROPERTY has the number of rows
+  and the sum of their fingerprints. A batch that is committed already must have the same rows, and none is put; its second commit is
+  the word `durable`, which no look-up reads.
 - Rows are compared by content, with multiplicity, in any order. If an earlier attempt has put a row that this one does not have,
   the task is refused before it puts.
 """
@@ -22,7 +23,7 @@ import tempfile
 import time
 import uuid
 import zlib
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,7 +89,7 @@ _ALIASES = {"body": "value", "queueid": "partition"}
 SINK_OPTIONS = {
     "path": "The store's root directory on the engine's host, the argument of `save()` and `start()`.",
     "topic": "The topic of rows without one.",
-    "writeId": "Batch writes: a name (letters, digits, `._-`). Writes of one name put missing rows until one ends; without it each "
+    "writeId": "Batch writes: a name (letters, digits, `._-`). Writes of one name put the same rows once; without it each "
                "`save()` is new.",
 }
 
@@ -157,11 +158,13 @@ def sink_columns(schema: StructType, options: SinkOptions) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class SinkCommit(WriterCommitMessage):
-    """The result of a task: its `rows`, and how many this attempt has `put`, none if the batch was committed."""
+    """The result of a task: its `rows`, the sum of their `fingerprints`, and how many this attempt has `put`, none if the batch was
+    committed."""
 
     query: str
     batch: int
     rows: int
+    fingerprints: int
     put: int
     is_committed: bool
 
@@ -301,7 +304,7 @@ class _Attempt:
         self._queues: dict[str, int] | None = None
         self._waiting: dict[tuple[str, int], list[tuple[str, SinkRow]]] = {}
         self._waiting_bytes: Counter[tuple[str, int]] = Counter()
-        self._put = 0
+        self._put = self._row_count = self._fingerprints = 0
 
     def run(self, batches: Iterable[pyarrow.RecordBatch]) -> SinkCommit:
         """Put what is missing."""
@@ -310,12 +313,14 @@ class _Attempt:
                 return find_markers(store, self._task, self._sink.markers_from)
 
         is_committed, self._begin = _retry_until_running(find)
-        if is_committed:
-            rows = sum(batch.num_rows for batch in batches)
+        if is_committed:  # put_commit() compares the rows of all tasks
+            for row in itertools.chain.from_iterable(map(self._rows, batches)):
+                self._note(row)
+        elif stored := _retry_until_running(self._read_stored):
+            self._put_missing(batches, stored)
         else:
-            stored = _retry_until_running(self._read_stored)
-            rows = self._put_missing(batches, stored) if stored else self._put_batches(batches)
-        return SinkCommit(self._task.query, self._task.batch, rows, self._put, is_committed)
+            self._put_batches(batches)
+        return SinkCommit(self._task.query, self._task.batch, self._row_count, self._fingerprints, self._put, is_committed)
 
     def close(self) -> None:
         """End the session; its submitted entries are executed before another attempt looks up messages."""
@@ -337,16 +342,18 @@ class _Attempt:
 
     # -- rows
 
-    def _put_batches(self, batches: Iterable[pyarrow.RecordBatch]) -> int:
-        rows = 0
+    def _note(self, row: SinkRow) -> None:
+        self._row_count += 1
+        self._fingerprints += int.from_bytes(urlsafe_b64decode(row.fingerprint), "big")
+
+    def _put_batches(self, batches: Iterable[pyarrow.RecordBatch]) -> None:
         for batch in batches:
             for row in self._rows(batch):
+                self._note(row)
                 self._add(row)
             self._flush()
-            rows += batch.num_rows
-        return rows
 
-    def _put_missing(self, batches: Iterable[pyarrow.RecordBatch], stored: dict[int, str]) -> int:
+    def _put_missing(self, batches: Iterable[pyarrow.RecordBatch], stored: dict[int, str]) -> None:
         """Put the rows that `stored` lacks, with multiplicity. All rows are compared first, so they are kept in a file."""
         to_find = Counter(stored.values())
         is_missing = bytearray()
@@ -358,6 +365,7 @@ class _Attempt:
                         writer = stack.enter_context(pyarrow.ipc.new_stream(file, batch.schema))
                     writer.write_batch(batch)
                     for row in self._rows(batch):
+                        self._note(row)
                         is_there = to_find[row.fingerprint] > 0
                         to_find[row.fingerprint] -= is_there
                         is_missing.append(not is_there)
@@ -376,7 +384,6 @@ class _Attempt:
                         if next(missing):
                             self._add(row)
                     self._flush()
-        return len(is_missing)
 
     def _rows(self, batch: pyarrow.RecordBatch) -> Iterator[SinkRow]:
         """Yield the rows of a batch as messages."""
@@ -523,11 +530,11 @@ def marker_queue(query: str) -> int:
     return zlib.crc32(query.encode()) % MARKER_QUEUES
 
 
-def put_marker(producer: Producer, query: str, text: str) -> PutResult:
+def put_marker(producer: Producer, query: str, text: str, properties: Mapping[str, str] | None = None) -> PutResult:
     """Put a marker of the query; a repeated one does no harm. PutError if the engine accepts none for ENGINE_TIMEOUT_S."""
     deadline_s = time.monotonic() + ENGINE_TIMEOUT_S
     while True:
-        result = producer.put(MARKER_TOPIC, text.encode(), queue_id=marker_queue(query))
+        result = producer.put(MARKER_TOPIC, text.encode(), queue_id=marker_queue(query), properties=properties)
         if result.stored:
             return result
         if not (result.indeterminate or result.status in _TRANSIENT_STATUSES) or time.monotonic() >= deadline_s:
@@ -538,19 +545,36 @@ def put_marker(producer: Producer, query: str, text: str) -> PutResult:
 def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommitMessage | None], markers_from: int = 0) -> None:
     """Commit the batch: all of its messages are stored. PutError unless they are as durable as the flush mode promises.
 
-    `messages` has one element for each task. UsageError if an earlier attempt of the batch had more tasks, since rows of both may
-    be stored twice. That cannot be undone, so the batch is committed anyway, and the query continues when it is started again. A
-    second commit marker would hide the markers of the next batch, if that has begun already.
+    `messages` has one element for each task. UsageError if the batch was committed with other rows, of which nothing is put. Also if
+    an earlier attempt of the batch had more tasks, since rows of both may be stored twice. That cannot be undone, so the batch is
+    committed anyway, and the query continues when it is started again. A second commit marker would hide the markers of the next
+    batch, if that has begun already.
     """
     def find_last_task() -> int:
         with _settled(path) as (store, _):
-            return max((task for word, (of_batch, *tasks), _ in _markers_backwards(store, query, markers_from)
-                        if word == "begin" and of_batch == batch for task in tasks), default=-1)
+            markers = itertools.takewhile(lambda marker: marker[0] != "commit", _markers_backwards(store, query, markers_from))
+            return max((task for _, (of_batch, task), _ in markers if of_batch == batch), default=-1)
 
-    was_committed = any(isinstance(message, SinkCommit) and message.is_committed for message in messages)
+    def find_rows() -> str | None:
+        with _settled(path) as (store, _):
+            for word, (of_batch, *_), message in _markers_backwards(store, query, markers_from):
+                if word == "commit" and of_batch <= batch:
+                    return message.properties.get(PROPERTY) if of_batch == batch else None
+        return None
+
+    done = [message for message in messages if isinstance(message, SinkCommit)]
+    row_count = sum(task.rows for task in done)
+    rows = f"{row_count}:{sum(task.fingerprints for task in done):x}"
+    was_committed = any(task.is_committed for task in done)
+    if was_committed and rows != (before := _retry_until_running(find_rows)):
+        told = f"with other rows ({before.partition(':')[0]} then, {row_count} now)" if before else "and the log has no note of its rows"
+        raise UsageError(f"batch {batch} of query {query} was committed before, {told}: nothing is put, and rows may be missing. Give a "
+                         "batch write of other rows another writeId. Of a stream, the checkpoint is older than the log: bring its newest "
+                         "files back, or begin a new one at the first missing row (startingOffsets). If the query does not give the same "
+                         "rows each time, write them to files or a table first")
     last_task = -1 if was_committed else _retry_until_running(find_last_task)
     with _connect(path) as producer:
-        put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}").raise_for_status()
+        put_marker(producer, query, f"{'durable' if was_committed else 'commit'} {query} {batch}", {PROPERTY: rows}).raise_for_status()
     if last_task >= len(messages):
         raise UsageError(f"batch {batch} of query {query} has {len(messages)} task{'s' * (len(messages) != 1)} now, and an attempt before "
                          f"had task {last_task}: a row that has moved to another task may be there twice. Look for repeated "
@@ -564,17 +588,16 @@ def find_markers(store: LiveStoreReader, task: SinkTask, first: int) -> tuple[bo
     It reads from the queue's end back to the query's last commit, or to queue offset `first`. All messages are dispatched then
     (settled_end)."""
     begin = None
-    for word, numbers, physical_offset in _markers_backwards(store, task.query, first):
+    for word, numbers, message in _markers_backwards(store, task.query, first):
         if word == "commit":
             return numbers[0] >= task.batch, begin
         if numbers == (task.batch, task.task):
-            begin = physical_offset
+            begin = message.physical_offset
     return False, begin
 
 
-def _markers_backwards(store: LiveStoreReader, query: str, first: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    """Yield (word, batch and task, physical offset) of the query's markers, the newest first, without `durable`, up to and with
-    its last commit."""
+def _markers_backwards(store: LiveStoreReader, query: str, first: int) -> Iterator[tuple[str, tuple[int, ...], Message]]:
+    """Yield (word, batch and task, the message) of the query's markers, the newest first, without `durable`."""
     queue_id = marker_queue(query)
     low, at = store.queue_range(MARKER_TOPIC, queue_id, LEVEL)
     low, step = max(low, first), _MARKER_STEP
@@ -592,10 +615,7 @@ def _markers_backwards(store: LiveStoreReader, query: str, first: int) -> Iterat
             found = _MARKER.fullmatch(message.body)
             if found is None or found[2] != query.encode() or (found[1] == b"begin") != (found[4] is not None):
                 continue  # another query's, or no marker: any producer may put into this topic
-            word = found[1].decode()
-            yield word, tuple(int(number) for number in found.groups()[2:] if number is not None), message.physical_offset
-            if word == "commit":
-                return
+            yield found[1].decode(), tuple(int(number) for number in found.groups()[2:] if number is not None), message
         at, step = start, min(2 * step, 4096)
 
 

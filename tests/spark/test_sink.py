@@ -375,11 +375,36 @@ def test_a_committed_batch_puts_nothing_and_hides_nothing_of_the_next(sink_store
         done = [put(sink_store, task_of(query, batch, task), batches_of(topic, rows[batch][task::2])) for task in (0, 1)]
         put_commit(str(sink_store), query, batch, done)
     put(sink_store, task_of(query, 2), batches_of(topic, rows[2][:10]))
-    again = put(sink_store, task_of(query, 1), batches_of(topic, [b"whatever the rows are now"]))  # Spark's own note of it was lost
-    assert (again.rows, again.put, again.is_committed) == (1, 0, True)
-    put_commit(str(sink_store), query, 1, [again])
+    for batch in (1, 0):  # Spark's own notes of them were lost; now one task has all rows
+        again = put(sink_store, task_of(query, batch), batches_of(topic, reversed(rows[batch])))
+        assert (again.rows, again.put, again.is_committed) == (20, 0, True)
+        put_commit(str(sink_store), query, batch, [again])
     assert put(sink_store, task_of(query, 2), batches_of(topic, rows[2])).put == 10
     assert bodies(sink_store, topic) == Counter(itertools.chain(*rows.values()))
+
+
+def test_a_batch_that_was_committed_with_other_rows_is_refused_each_time(sink_store, topic):
+    """As of a checkpoint that is older than the log, whose next batch has the number of one that was committed."""
+    from pyengine.spark.sink import put_commit
+
+    query, rows = next(names), numbered(20)
+
+    def run(batch, *bodies_of_tasks):
+        done = [put(sink_store, task_of(query, batch, task), batches_of(topic, of_task)) for task, of_task in enumerate(bodies_of_tasks)]
+        put_commit(str(sink_store), query, batch, done)
+        return sum(task.put for task in done)
+
+    assert run(1, rows[:10], rows[10:]) == 20
+    assert run(3, numbered(5, 100)) == 5
+    for others, count in ((numbered(25), 25), (numbered(19), 19), ([*rows[1:], rows[1]], 20), ([], 0)):
+        for _ in range(2):
+            with pytest.raises(UsageError, match=rf"batch 1 of query {query} was committed before, with other rows \(20 then, {count} "):
+                run(1, others)
+    with pytest.raises(UsageError, match=f"batch 2 of query {query} was committed before, and the log has no note of its rows"):
+        run(2, numbered(5, 50))
+    assert run(1, rows[5:], rows[:5]) == 0
+    assert run(4, numbered(5, 200)) == 5
+    assert bodies(sink_store, topic) == Counter([*rows, *numbered(5, 100), *numbered(5, 200)])
 
 
 def test_markers_are_found_among_those_of_many_other_queries(sink_store, topic):

@@ -49,6 +49,9 @@ def test_a_named_write_is_put_once_and_others_each_time(spark, sink_store):
     wanted = {str(number).encode(): 1 for number in range(40)}
     assert bodies(sink_store, "Named") == wanted
     assert bodies(sink_store, "Unnamed") == dict.fromkeys(wanted, 2)
+    with pytest.raises(Exception, match=r"with other rows \(40 then, 39 now\): nothing is put.* another writeId"):
+        df.limit(39).write.format("pyengine").mode("append").option("topic", "Named").option("writeId", "day-1").save(str(sink_store))
+    assert bodies(sink_store, "Named") == wanted
 
 
 def test_a_refused_write_puts_no_rows_and_its_error_gives_the_reason(spark, sink_store):
@@ -89,6 +92,43 @@ def test_a_stream_continues_from_its_checkpoint_and_doubles_no_batch_that_runs_a
         query = run(spark, source.root, sink_store, tmp_path, "Again", availableNow=True)
         assert query.awaitTermination(240) and query.exception() is None
     assert bodies(sink_store, "Again") == wanted + Counter(b"more %d" % number for number in range(50))
+
+
+def test_a_stream_whose_checkpoint_is_older_than_the_log_loses_no_row_silently(spark, source, sink_store, tmp_path):
+    query = run(spark, source.root, sink_store, tmp_path, "Older", availableNow=True)
+    assert query.awaitTermination(240) and query.exception() is None
+    last = committed(tmp_path)[-1].name
+    for folder in ("offsets", "commits"):  # as after a power cut
+        for name in (last, f".{last}.crc"):
+            (tmp_path / "checkpoint" / folder / name).unlink(missing_ok=True)
+    for number in range(50):
+        source.put("S", b"more %d" % number)
+    query = run(spark, source.root, sink_store, tmp_path, "Older", availableNow=True)
+    with pytest.raises(Exception, match=rf"batch {last} of query .* was committed before, with other rows .* the checkpoint is older"):
+        query.awaitTermination(240)
+    assert bodies(sink_store, "Older") == Counter(b"%06d" % number for number in range(400))
+
+
+def test_each_batch_of_foreachbatch_is_put_once_also_after_a_new_checkpoint(spark, source, sink_store, tmp_path):
+    """With the `writeId` of docs/spark.md."""
+    def copy(name: str) -> None:
+        def put(df, batch_id):
+            query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+            df.write.format("pyengine").options(topic="ForEach", writeId=f"{query}-{batch_id}").mode("append").save(str(sink_store))
+
+        df = spark.readStream.format("pyengine").options(columns="value", startingOffsets="earliest", subscribe="S").load(str(source.root))
+        query = df.writeStream.foreachBatch(put).option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
+        assert query.awaitTermination(240) and query.exception() is None
+
+    copy("checkpoint")
+    last = committed(tmp_path)[-1]
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    copy("checkpoint")
+    wanted = Counter(b"%06d" % number for number in range(400))
+    assert bodies(sink_store, "ForEach") == wanted
+    copy("another")
+    assert bodies(sink_store, "ForEach") == wanted + wanted
 
 
 @pytest.mark.ci
