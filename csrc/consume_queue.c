@@ -239,8 +239,10 @@ int ms_queue_put(struct ms_queue_set *set, int32_t number, int64_t queue_offset,
     if (queue->refused)
         return 0;
     *position = queue_offset;
-    if (repeated ? queue_offset < 0 || queue_offset >= queue->next_offset : queue_offset < queue->next_offset)
-        return 0; /* it is in its queue already */
+    if (repeated ? queue_offset < 0 || queue_offset >= queue->next_offset : queue_offset < queue->next_offset) {
+        set->out_of_order += !repeated; /* an older message has its queue offset; else it is in its queue already */
+        return 0;
+    }
     if (!repeated && queue_offset > queue->next_offset)
         *position = queue->next_offset;
     const int64_t byte = *position * MS_QUEUE_ENTRY_BYTES;

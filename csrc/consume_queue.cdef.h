@@ -89,7 +89,7 @@ struct ms_queue_set {
     uint32_t tick;           /* +1 a batch; the age of descriptors is told by it */
     int32_t failed_queue;       /* the queue whose write failed; -1: the index (csrc/dispatch.c) */
     int64_t written;         /* entries appended to their queue: since the reputter counted them */
-    int64_t out_of_order;    /* those of them beyond their queue's end, appended at the end as in RocketMQ */
+    int64_t out_of_order;    /* those beyond their queue's end, appended at the end, and those below it, left out, as in RocketMQ */
 };
 
 /* Return the number of the queue, or -1. */

@@ -51,7 +51,7 @@ struct ms_dispatch_stats {
     uint64_t messages;           /* records dispatched; some twice after a crash of the reputter */
     uint64_t entries;            /* queue entries written */
     uint64_t keys;               /* put into the index */
-    uint64_t out_of_order;       /* queue entries beyond their queue's end, appended at the end */
+    uint64_t out_of_order;       /* messages beyond their queue's end, appended there, or below it, left out */
     uint64_t lag_max_bytes;      /* the most bytes that were committed and not dispatched */
     int8_t pad[80];
     struct ms_latency lag;       /* from the store time of a batch's last record to its visibility; store times are whole ms */

@@ -23,7 +23,7 @@ class Event(Enum):
     ENGINE_RECOVERED = (INFO, "The engine starts; the line says what recovery found.",
                         "After `the abnormal path`: read what was cut.")
     RECOVERY_NOTE = (INFO, "Recovery did or left something.",
-                     "Read it. Removed bytes are in `STORE/quarantine`: `pyengine quarantine STORE`.")
+                     "Removed bytes: `pyengine quarantine STORE`.")
     ENGINE_ADOPTED = (INFO, "A new supervisor has adopted living workers.",
                       "Find out what ended the last one: `dmesg`.")
     ENGINE_STOPPED = (INFO, "The engine has stopped in order: all is durable and dispatched.",
@@ -44,7 +44,7 @@ class Event(Enum):
     START_FAILED = (ERROR, "The engine or one worker could not start.",
                     "Do what the line says.")
     SETTINGS_READ = (INFO, "The settings were read again; some may need a restart.", NOTHING)
-    SETTINGS_REFUSED = (WARNING, "The settings could not be read again: all stay as they are.",
+    SETTINGS_REFUSED = (WARNING, "The settings could not be read again, and stay.",
                         "Correct engine.toml, then send SIGHUP again: `pyengine config explain STORE`.")
     # ---- its workers ----
     WORKER_ENDED = (WARNING, "A worker has ended; it is started again.",
@@ -55,7 +55,7 @@ class Event(Enum):
                     "`pyengine why STORE`; usually a disk that does not answer (`dmesg`, `iostat -x`).")
     WORKER_STOPPED = (WARNING, "A worker was stopped by a signal (SIGSTOP, a debugger); it is resumed.",
                       "Find out which program stops it.")
-    WORKER_NOT_STARTED = (WARNING, "A worker's process could not be created; the supervisor tries again.",
+    WORKER_NOT_STARTED = (WARNING, "A worker's process could not be created.",
                           "Raise the limit of processes (`TasksMax=`, `ulimit -u`), or free memory.")
     WORKER_RENEWED = (INFO, "A worker of another build is restarted.", NOTHING)
     NAMES_REMOVED = (WARNING, "The files in shared memory are gone, and no supervisor runs: the workers end.",
@@ -80,6 +80,8 @@ class Event(Enum):
                    "Restore that segment from a backup or a replica, or `pyengine salvage STORE DEST` ([recovery.md](recovery.md)).")
     TABLE_UNUSABLE = (WARNING, "A table in `STORE/config` cannot be read.",
                       "Repair or restore the file, from its `.bak`.")
+    QUEUE_OUT_OF_ORDER = (WARNING, "A message is not the next of its queue; a lower one is left out.",
+                          "`pyengine check STORE`.")
     DELAY_OFFSET_MOVED = (WARNING, "A delay level's noted offset is outside its queue; delivery continues at the nearest one.",
                           "Messages between may come twice or never.")
     DELAYED_NOT_DELIVERED = (WARNING, "A delayed message can never be delivered.",

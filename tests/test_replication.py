@@ -308,6 +308,41 @@ def test_a_promoted_slave_continues_with_topics_and_groups(make_engine):
     assert sorted(read + rest) == [b"0", b"1", b"2", b"3"], "what was committed does not come again"
 
 
+def test_a_slave_that_lacks_the_messages_of_a_queue_continues_at_its_end_once_it_is_promoted(make_engine):
+    """Its log begins at the master's last segment: a queue offset that it used again would be left out on the old master, and by groups."""
+    pair = Pair(make_engine, role="ASYNC_MASTER", mapped_file_size_commit_log_bytes=1 << 16,
+                slave={"mapped_file_size_commit_log_bytes": 1 << 16})
+    old, new = pair.master, pair.slave
+    old.start()
+    with pyengine.connect(old.root) as producer:
+        for number in range(10):
+            producer.put("idle", b"%d" % number)
+        while producer.put("busy", bytes(1000)).physical_offset < 1 << 16:
+            pass
+    ConsumerOffsets(old.root).commit("idle", "billing", {0: 10})
+    new.start()
+    pair.wait_linked()
+    noted = new.root / "config" / "queueEnds.json"
+    eventually(noted.exists, "the slave knows where its master's queues ended")
+    eventually(lambda: ConsumerOffsets(new.root).read("idle", "billing") == {0: 10}, "and what the group has read")
+    old.stop()
+    promote(new, "--role", "SYNC_MASTER", "--set", f"ha_listen_port={pair.port}")
+    assert not noted.exists() and ConsumerOffsets(new.root).read("idle", "billing") == {0: 10}
+    old.settings |= {"broker_role": "SLAVE", "ha_master_address": f"127.0.0.1:{pair.port}", "ha_listen_port": 0}
+    old.start()
+    with new.memory() as memory:
+        eventually(lambda: native.load(memory.control.replicator, "slaves_connected") == 1, "the old one follows the new one")
+    with pyengine.connect(new.root) as producer:
+        assert [producer.put("idle", b"new %d" % number).queue_offset for number in range(2)] == [10, 11]
+    end = position(new, "wrote")
+    for one in (old, new):
+        eventually(lambda one=one: position(one, "reput_from") == end, "it is dispatched")
+        with pyengine.open_store(one.root) as store:
+            assert [message.body for message in store.get_message("idle", 0, 10).messages] == [b"new 0", b"new 1"]
+        one.stop()
+        assert run("check", one.root).code == 0
+
+
 @pytest.mark.parametrize("given", usual([{}, {"subscribe": "T"}], [{}], pytest.mark.ci), ids=["log", "topics"])
 def test_the_checkpoint_of_a_stream_is_continued_on_the_promoted_slave(make_engine, given):
     pytest.importorskip("pyspark")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyengine._native import ffi
 from pyengine.errors import DiskError, EngineUnavailableError, StoreRefusedError
+from pyengine.events import Event
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.native import dispatch, waiting
@@ -58,6 +59,8 @@ class ReputMessageService(Service):
         self._advice = mmap.MADV_NORMAL  # the advice that the view has
         self._retry_ns = 0
         follows_disk = memory.identity.mode == native.MODE_SYNC or memory.identity.role in (native.SYNC_MASTER, native.SLAVE)
+        self._stats = memory.counters.dispatch
+        self._out_of_order = native.load(self._stats, "out_of_order")  # when the last line about them was reported
         self._loop = ReputLoop(self._control, self._dispatcher.loop, memory.counters, memory.latch(native.REPUTTER),
                                batch_bytes=BATCH_BYTES, stream=SYNC_STREAM if follows_disk else STREAM,
                                allocator=memory.latch(native.ALLOCATOR) if memory.identity.mode == native.MODE_MAPPED else None)
@@ -98,6 +101,10 @@ class ReputMessageService(Service):
             return False
         self._blocked.clear("dispatching works again")
         self._retry_ns = 0
+        if (count := native.load(self._stats, "out_of_order")) > 2 * self._out_of_order:  # few lines, however many they are
+            self._out_of_order = count
+            self._report(Event.QUEUE_OUT_OF_ORDER, f"{count:,} messages below {self._loop.reput_from} are not the next of their queues: "
+                                                   "`pyengine check` tells where")
         return True
 
     def _advance(self) -> bool:

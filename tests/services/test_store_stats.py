@@ -8,6 +8,7 @@ import pytest
 
 from fix_writer_rig import WriterRig, submit
 from pyengine.errors import EngineUnavailableError
+from pyengine.events import Event
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory, now_ms
 from pyengine.native import control as native
@@ -16,6 +17,7 @@ from pyengine.native.session import PUT
 from pyengine.results import PutStatus
 from pyengine.services.reput_message import ReputMessageService
 from ready_store import store_with_writer
+from reported import Reported
 from waiting import eventually
 
 MODES = pytest.mark.parametrize("mode", (native.MODE_MAPPED, native.MODE_POOL, native.MODE_SYNC))
@@ -136,14 +138,18 @@ def test_a_reputter_that_dispatches_again_counts_no_topic_twice(make_owner):
         assert store_stats.topic_counts(topics)["orders"].messages == 101
 
 
-def test_entries_out_of_order_are_counted(make_owner):
+@pytest.mark.parametrize("queue_offset", [5, 0])
+def test_messages_out_of_order_are_counted_and_reported(make_owner, queue_offset):
+    """Beyond the end of its queue, where the log has a hole, and below it, where no reader of the queue finds the message."""
     owner, writer = store_with_writer(make_owner, mode=native.MODE_MAPPED)
     writer.put(b"0", topic="T")
-    writer.queue_offsets["T", 0] = 5  # what no writer does: the log has a hole in its queue offsets
-    writer.put(b"5", topic="T")
-    service = reputter_of(owner)
+    writer.queue_offsets["T", 0] = queue_offset
+    writer.put(b"other", topic="T")
+    reported = Reported()
+    service = ReputMessageService(owner.context(report=reported))
     assert service.work()
     service.close()
+    assert reported.events == [Event.QUEUE_OUT_OF_ORDER]
     with EngineMemory.attach(owner.folder, writable=False) as seen:
         assert seen.open_store_stats().dispatch.out_of_order == 1
 

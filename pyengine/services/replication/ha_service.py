@@ -98,7 +98,8 @@ class HAService(Service):
         self._drain_until_ns = 0
         self._source = TransferSource(memory, context.store)
         self._end_times = EndTimes()
-        self._tables = TableSource(context.store.root, native.loader(memory.control.wrote, "value"), context.report)
+        self._tables = TableSource(context.store, native.loader(memory.control.wrote, "value"),
+                                   native.loader(memory.control.reput_from, "value"), context.report)
         self._by_descriptor: dict[int, HAConnection] = {}
         self._failure: BaseException | None = None
         self._host = config.ha_listen_host
@@ -128,7 +129,7 @@ class HAService(Service):
         self._epoll.register(self._waker, select.EPOLLIN)
         self._thread = threading.Thread(target=self._serve, name="slaves", daemon=True)
         self._replication = replication
-        self._notes = ReplicationNotes(context)
+        self._notes = ReplicationNotes(context, self._tables.read_queue_ends)
         self._replication.listening(self.port if self._listener else 0)
         self._publish_connected()
 
@@ -207,6 +208,7 @@ class HAService(Service):
         if not self._drain_until_ns:
             self._drain_until_ns = now_ns + self._drain_ns
             self._tables.reload()
+            self._tables.read_queue_ends()
         if now_ns >= self._drain_until_ns:
             return False
         self.work()
@@ -304,6 +306,7 @@ class HAService(Service):
                                                  if other.acked >= 0), by_host=self._by_host))
             if connection.positioned != was_positioned:
                 self._publish_connected()
+                self._tables.want_queue_ends(connection.sent)
                 self._lines.report(connection.host, Event.SLAVE_FOLLOWS, f"{connection.address} follows from {connection.sent}", now_ns)
                 self._transfer(connection, self._source.end(), now_ns)
                 self._resume_sending()

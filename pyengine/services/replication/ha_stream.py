@@ -50,11 +50,12 @@ from pyengine.native.scan import walk
 from pyengine.services.replication.ha_handshake import HandshakeError, PlainPeers, Seals, Secret, slave_handshake
 from pyengine.services.service import BlockedReason
 from pyengine.settings import split_address
-from pyengine.storage import config_table, consumer_offset
+from pyengine.storage import config_table, consumer_offset, queue_ends
 from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.consumer_offset import ConsumerOffsets, decode_offsets
 from pyengine.storage.durable_file import ConfigFile, exclusive
 from pyengine.storage.durable_writes import LOCK_MODE, write_config
+from pyengine.storage.message_store import MessageStore
 
 BUFFER_BYTES_FIRST = 1 << 20
 RUN_BYTES = 1 << 20  # submitted to the writer at once, and up to one record more
@@ -543,15 +544,21 @@ TABLES: tuple[tuple[str, Callable[[str | os.PathLike[str], bytes], None]], ...] 
     (consumer_offset.FILE_NAME, _offsets),
     (consumer_offset.NAME, _replace(consumer_offset.NAME, consumer_offset.decode_delay_offsets, is_shared=False)),
     (consumer_offset.CANCELS_NAME, _cancels),
+    (queue_ends.NAME, _replace(queue_ends.NAME, queue_ends.decode_queue_ends, is_shared=False)),
 )
+QUEUE_ENDS = len(TABLES) - 1
 
 
 class TableSource:
-    """The files of a master; `tables` has the last read content, by kind."""
+    """The files of a master, and the ends of its queues; `tables` has the last read content, by kind."""
 
-    def __init__(self, root: str | os.PathLike[str], load_end: Callable[[], int], report: Report) -> None:
-        self._folder = StorePaths(root).config
+    def __init__(self, store: MessageStore, load_end: Callable[[], int], load_dispatched: Callable[[], int], report: Report) -> None:
+        self._store = store
+        self._folder = store.config
         self._load_end = load_end
+        self._load_dispatched = load_dispatched
+        self._followed_from = -1  # the queues' ends are to be read for a slave whose log may begin here
+        self._ends_fault = ""
         self._stamps: dict[int, tuple[int, int, int]] = {}
         self.tables: dict[int, MasterTable] = {}
         self._blocked = BlockedReason(report)
@@ -560,8 +567,8 @@ class TableSource:
     def reload(self) -> None:
         """Read the files that have changed since the last call; skip one that does not exist, is empty, or cannot be read now."""
         with self._lock:
-            why = ""
-            for kind, (name, _) in enumerate(TABLES):
+            why = self._ends_fault
+            for kind, (name, _) in enumerate(TABLES[:QUEUE_ENDS]):
                 path = self._folder / name
                 try:
                     found = os.stat(path)
@@ -582,6 +589,27 @@ class TableSource:
                 if content:  # a power cut may empty a broker's file, and the protocol has no empty table
                     self.tables[kind] = MasterTable(kind, content, self._load_end())
             self._blocked.set(why, why, event=Event.TABLE_UNUSABLE)
+
+    def want_queue_ends(self, offset: int) -> None:
+        """Let read_queue_ends() read them again, for a slave that follows from this offset on and may know no earlier message."""
+        with self._lock:
+            self._followed_from = max(self._followed_from, offset)
+
+    def read_queue_ends(self) -> None:
+        """Read where the queues end, if that is wanted and they have all messages below that offset. Many queues take long."""
+        with self._lock:
+            wanted = self._followed_from
+            if not 0 <= wanted <= self._load_dispatched():
+                return
+            self._followed_from, self._ends_fault = -1, ""
+        try:
+            content = queue_ends.encode_queue_ends(self._store, self._load_end)
+            if len(content) > TABLE_BYTES_MAX:
+                raise EngineError(f"they have {len(content):,} bytes")
+            self.tables[QUEUE_ENDS] = MasterTable(QUEUE_ENDS, content, self._load_end())
+        except EngineError as error:  # for example of a file that was deleted meanwhile
+            self._ends_fault = f"the ends of queues are not sent to slaves: {error}"
+            self.want_queue_ends(wanted)
 
 
 class TableSink:

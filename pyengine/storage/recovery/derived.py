@@ -470,6 +470,8 @@ class RecoveryPlan:
                 piece.stopped(reached, dispatcher.stopped_by)
                 if progress is not None:
                     progress(scanned_bytes + min(reached, end) - start, scanned_bytes + end - start)
+            if count := dispatcher.loop.struct.queues.out_of_order:
+                said.append(f"{count} messages from {start} on are not the next of their queues: {command('check', found.store.root)}")
         return None
 
     def _sync(self, queues: list[QueueState], start: int) -> None:

@@ -34,6 +34,7 @@ from pyengine.storage.commit_log import find_end, shown
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
 from pyengine.storage.durable_writes import start_writeback, sweep_unfinished
 from pyengine.storage.message_store import MessageStore
+from pyengine.storage.queue_ends import keep_queue_ends
 from pyengine.storage.recovery.derived import RecoveryPlan, plan_derived
 from pyengine.storage.recovery.log import Extra, FoundLog, find_log, plan_log
 from pyengine.storage.recovery.quarantine import move_to_quarantine
@@ -216,7 +217,7 @@ def report_of(plan: RecoveryPlan) -> RecoveryReport:
 
 
 def _carry_out(plan: RecoveryPlan, progress: Progress | None) -> RecoveryReport:
-    """Change the store as planned, then lower the offsets that are beyond the end of a queue now."""
+    """Change the store as planned, keep the queues of which only a master has told, and lower the offsets beyond the end of a queue."""
     store, end, report, said = plan.log.found.store, plan.log.end_offset, report_of(plan), list[str]()
     pieces, queues, dispatched_from = list(report.quarantined), plan.queues, end
     if report.changed:
@@ -228,7 +229,8 @@ def _carry_out(plan: RecoveryPlan, progress: Progress | None) -> RecoveryReport:
         plan.log.sync()
         sweep_unfinished(store)
     further = plan.next_offsets(queues, said)
-    ends = {(one.topic, one.queue_id): one.max_offset for one in queues}
+    ends, min_offset = {(one.topic, one.queue_id): one.max_offset for one in queues}, plan.log.log.min_offset
+    ends |= keep_queue_ends(store, min_offset, end, {(one.topic, one.queue_id) for one in queues if one.last_offset >= min_offset})
     said.extend(ConsumerOffsets(store).lower(ends))
     said.extend(DelayOffsets(store).lower(ends))
     said.extend(DelayCancels(store).lower(ends))

@@ -7,14 +7,18 @@ import threading
 
 import pytest
 
+from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.delayed_message import DelayMark
 from pyengine.services.replication import ha_stream
 from pyengine.services.replication.ha_stream import TABLES, WAITING_MAX, TableSink, TableSource
+from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayCancels, DelayOffsets
+from pyengine.storage.message_store import MessageStore
+from pyengine.storage.queue_ends import decode_queue_ends
 from reported import Reported
 
-TOPICS, GROUPS, OFFSETS, DELAYS, CANCELS = range(5)
+TOPICS, GROUPS, OFFSETS, DELAYS, CANCELS, ENDS = range(6)
 
 
 class Sides:
@@ -26,7 +30,9 @@ class Sides:
             (root / "config").mkdir(parents=True)
         self.end = self.flushed = 0
         self.reported = Reported()
-        self.source = TableSource(self.master, lambda: self.end, self.reported)
+        self.dispatched = 0
+        self.source = TableSource(MessageStore(self.master, EngineConfig(mapped_file_size_consume_queue_bytes=4000).geometry),
+                                  lambda: self.end, lambda: self.dispatched, self.reported)
         self.sink = TableSink(self.slave, lambda: self.flushed, self.reported)
 
     def carry(self) -> list[int]:
@@ -125,7 +131,7 @@ def test_unchanged_tables_are_not_written_again(sides):
     assert [os.stat(path).st_ino for path in paths] == before
 
 
-@pytest.mark.parametrize("kind", [TOPICS, GROUPS, OFFSETS, DELAYS])
+@pytest.mark.parametrize("kind", [TOPICS, GROUPS, OFFSETS, DELAYS, ENDS])
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
 def test_a_table_of_the_master_that_cannot_be_parsed_is_reported_and_left_out(sides, kind, content):
     path = sides.slave / "config" / TABLES[kind][0]
@@ -189,3 +195,28 @@ def test_a_slave_has_the_marks_of_cancelled_messages(sides):
     slave.take(1, 9, 0)
     assert slave.is_cancelled(mark.id)
     cancels.close(), slave.close()
+
+
+def test_the_ends_of_queues_are_read_for_a_new_slave_once_they_have_all_that_it_lacks(sides):
+    folder = sides.master / "consumequeue" / "T" / "3"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}").write_bytes((ENTRY.pack(100, 50, 0) * 7).ljust(4000, b"\0"))
+    sides.source.read_queue_ends()
+    sides.end, sides.dispatched = 900, 399
+    sides.source.want_queue_ends(400)
+    sides.source.read_queue_ends()
+    assert ENDS not in sides.source.tables
+    sides.dispatched = 400
+    sides.source.read_queue_ends()
+    table = sides.source.tables[ENDS]
+    assert table.end == 900 and decode_queue_ends(table.content.decode()) == (900, {("T", 3): 7})
+    sides.source.read_queue_ends()
+    assert sides.source.tables[ENDS] is table, "until the next slave"
+    (folder / f"{0:020d}").write_bytes(b"short")
+    sides.source.want_queue_ends(400)
+    sides.source.read_queue_ends()
+    sides.source.reload()
+    assert "the ends of queues are not sent to slaves" in sides.reported[-1]
+    (folder / f"{0:020d}").write_bytes((ENTRY.pack(100, 50, 0) * 8).ljust(4000, b"\0"))
+    sides.source.read_queue_ends()
+    assert decode_queue_ends(sides.source.tables[ENDS].content.decode()) == (900, {("T", 3): 8})
