@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, cast
 
 from pyengine._front import Result
@@ -293,10 +293,10 @@ class GetResult:
         return (f"GetResult({self.status.name}, {len(self.messages)} messages, next_begin_offset={self.next_begin_offset}, "
                 f"min_offset={self.min_offset}, max_offset={self.max_offset})")
 
-    def _placed(self, queue_id: int) -> list[Message]:
-        """Return the messages with `queue_id` and `queue_offset` of the queue that was read, for messages of light queues too."""
+    def _placed(self, topic: str, queue_id: int) -> list[Message]:
+        """Return the messages with `queue_id` and `queue_offset` of the queue that was read, those of a light queue with its topic too."""
         return [
-            message if message.queue_offset == offset and message.queue_id == queue_id
-            else replace(message, queue_id=queue_id, queue_offset=offset)
+            message if message.queue_offset == offset and message.queue_id == queue_id and message.topic == topic
+            else message._of_queue(topic, queue_id, offset)
             for message, offset in zip(self.messages, self.queue_offsets)
         ]

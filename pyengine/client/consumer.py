@@ -58,7 +58,7 @@ from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import Message
+from pyengine.formats.record import LightMessage, Message
 from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
@@ -506,8 +506,8 @@ class Consumer:
         """Divide messages into those of each topic and of the retry topic."""
         found: dict[int, tuple[Consumer, list[Message]]] = {id(one): (one, []) for one in self._consumers}
         for message in arguments.one_or_several(messages, "messages", Message):
-            is_retried = isinstance(message, RetriedMessage)
-            one = self._retried if is_retried else self._parts.get(message.topic, self)
+            topic = message.queue_topic if isinstance(message, LightMessage) else message.topic
+            one = self._retried if isinstance(message, RetriedMessage) else self._parts.get(topic, self)
             if one is not None:
                 found[id(one)][1].append(message)
         return list(found.values())
@@ -1141,7 +1141,7 @@ class Consumer:
             found = self._in_history(lambda: self._reader.get_message(self.topic, held.queue_id, offset, 1, level=ReadLevel.WRITTEN))
         except StoreBusyError:  # the store is being recovered
             return []
-        messages = [message for message in found._placed(held.queue_id) if message.queue_offset == offset]
+        messages = [message for message in found._placed(self.topic, held.queue_id) if message.queue_offset == offset]
         if not messages and found.status not in _NOTHING_YET:
             held.shared.skip(offset)
             self._missed += 1
@@ -1241,7 +1241,7 @@ class Consumer:
             self._missed += len(missing)
             self._note(f"queue {held.queue_id}: {len(missing)} messages from {min(missing)} on cannot be read: "
                        f"removed just now, or damaged (`pyengine check` tells)")
-        messages = held.flight.unacknowledged(found._placed(held.queue_id))
+        messages = held.flight.unacknowledged(found._placed(self.topic, held.queue_id))
         held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)
         held.position = following
         held.buffer.extend(messages)

@@ -23,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyengine.errors import FormatError, UsageError
 from pyengine.formats.constants import (
@@ -330,6 +330,18 @@ class Message:
     def msg_id(self) -> str:
         """The offset id (docs/formats.md, 5)."""
         return encode_message_id(self.store_host, self.physical_offset)
+
+    def _of_queue(self, topic: str, queue_id: int, queue_offset: int) -> LightMessage:
+        """Return this message as one of a light queue."""
+        mine: dict[str, Any] = {name: getattr(self, name) for name in self.__match_args__}
+        return LightMessage(**mine | {"queue_id": queue_id, "queue_offset": queue_offset, "queue_topic": topic})
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class LightMessage(Message):
+    """A message of a light queue: queue and offset are those of the queue of `queue_topic`, `topic` is its record's."""
+
+    queue_topic: str = ""
 
 
 def _moment(ms: int) -> datetime:

@@ -423,7 +423,8 @@ class Pops:
         end = min(end, found.next_begin_offset)
         if end <= start or asked.topic not in queue.aside or queue.aside[asked.topic][0] != start:
             return False
-        placed = [(_without_body(message, share.topic), record) for message, record in zip(found._placed(queue.queue_id), records)
+        messages = found._placed(share.topic, queue.queue_id)
+        placed = [(_without_body(message, share.topic), record) for message, record in zip(messages, records)
                   if start <= message.queue_offset < end]
         queue.bring_back(asked.topic, [(start, end)], [message for message, _ in placed])
         for message, record in placed:
@@ -451,7 +452,7 @@ class Pops:
                 queue.seek(end)
             return False
         queue.position, queue.end = found.next_begin_offset, found.max_offset
-        messages = [_without_body(message, topic) for message in queue.flight.unacknowledged(found._placed(queue.queue_id))]
+        messages = [_without_body(message, topic) for message in queue.flight.unacknowledged(found._placed(topic, queue.queue_id))]
         if messages:
             queue.last = messages[-1]
             numbers = {offset: number for number, offset in enumerate(found.queue_offsets)}
@@ -711,7 +712,8 @@ class Pops:
                 read_end = min(end, got.next_begin_offset)
                 if read_end <= start:
                     return read, found
-                found += [_without_body(message, topic) for message in got._placed(queue_id) if start <= message.queue_offset < read_end]
+                found += [_without_body(message, topic) for message in got._placed(topic, queue_id)
+                          if start <= message.queue_offset < read_end]
                 read.append((start, read_end))
                 start = read_end
         return read, found

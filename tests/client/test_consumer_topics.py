@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -122,6 +123,76 @@ def test_given_back_messages_come_again(engine, topics, consume, sharing):
     assert [(each.topic, each.delivery_count, each.reconsume_times) for each in sorted(pull(consumer, 2), key=lambda each: each.topic)] == [
         (topics[1], 2, 0), (topics[2], 1, 1)]
     consumer.ack(a)
+
+
+@pytest.fixture(scope="module")
+def light_engine(tmp_path_factory):
+    with pyengine.Engine(tmp_path_factory.mktemp("light") / "store", enable_multi_dispatch=True, enable_lmq=True,
+                         mapped_file_size_commit_log_bytes=1 << 20) as engine:
+        yield engine
+
+
+def put_light(engine, topic, second, *bodies):
+    with engine.connect() as producer, engine.open_store() as store:
+        for body in bodies:
+            producer.put(topic, body, queue_id=0, properties={"INNER_MULTI_DISPATCH": ",".join(second)})
+        for each in (topic, *second):
+            assert store.wait_for_message(each, 0, len(bodies) - 1, timeout_s=scaled_timeout_s(30))
+
+
+def lags(engine, group):
+    return {each.topic: each.lag for each in pyengine.ConsumerGroups(engine.path).groups(group=group)}
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("copied", [lambda message: message, lambda message: pickle.loads(pickle.dumps(message))], ids=["itself", "a-copy"])
+def test_a_message_is_settled_in_the_queue_that_it_was_read_from(light_engine, names, copied, at, sharing):
+    light = f"{names[0]}-light"
+    put_light(light_engine, names[0], [light], b"0", b"1", b"2", b"3")
+    topics = [names[0], light] if at else [light, names[0]]
+    settled, other = light, names[0]
+    with pyengine.consume(light_engine.path, topics, group=names[1], auto_commit=False, sharing=sharing) as consumer:
+        kept, given = (pull(consumer.part(topic), 4) for topic in (other, settled))
+        assert {each.topic for each in (*kept, *given)} == {names[0]}
+        consumer.ack(copied(given[1]))
+        consumer.commit(copied(given[0]))
+        assert lags(light_engine, names[1]) == {settled: 2, other: 4}
+        consumer.requeue(copied(given[2]))
+        (again,) = consumer.part(settled).pull(timeout_s=scaled_timeout_s(30))
+        assert (again.body, again.delivery_count) == (b"2", 2) and consumer.part(other).pull(timeout_s=0) == []
+        consumer.ack(copied(again))
+        consumer.retry(copied(given[3]), delay_s=0)
+        consumer.commit([])
+        assert lags(light_engine, names[1]) | {settled: 0, other: 4} == lags(light_engine, names[1])
+        consumer.ack(kept)
+        (retried,) = pull(consumer)
+        assert (retried.topic, retried.body, retried.reconsume_times) == (names[0], b"3", 1)
+        consumer.retry(retried, -1)
+        consumer.commit([])
+        assert set(lags(light_engine, names[1]).values()) == {0}
+        assert [each.body for each in pyengine.DeadLetters(light_engine.path).messages(names[1])] == [b"3"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_gets_a_message_once_for_each_light_queue(light_engine, names, sharing, is_async):
+    lights = [f"%LMQ%{names[0]}-{reader}" for reader in "ab"]
+    put_light(light_engine, names[0], lights, b"1", b"2")
+    handled = []
+
+    def handle(message):
+        handled.append(message.body)
+        if len(handled) >= 4:
+            stop.set()
+
+    async def handle_async(message):
+        handle(message)
+
+    stop = asyncio.Event() if is_async else threading.Event()
+    if is_async:
+        asyncio.run(pyengine.run_consumer_async(light_engine.path, lights, names[1], handle_async, stop=stop, sharing=sharing))
+    else:
+        pyengine.run_consumer(light_engine.path, lights, names[1], handle, stop=stop, sharing=sharing)
+    assert sorted(handled) == [b"1", b"1", b"2", b"2"] and lags(light_engine, names[1]) == dict.fromkeys(lights, 0)
 
 
 @pytest.mark.parametrize(("weights", "counts"), [((4, 2, 1), (16, 8, 4)), ((1, 1, 1), (10, 9, 9)), ((100, 1, 1), (28, 0, 0))])
