@@ -4,7 +4,7 @@
 |---|---|---|
 | 0 | shared | every process of the engine |
 | 0 | exclusive | the owner while it recovers the store; RocketMQ while it runs (a POSIX record lock) |
-| 16 + k | exclusive | the only living worker of kind k (k = 0: the supervisor) |
+| 16 + k | exclusive | the only living worker of kind k (k = 0: the supervisor); shared, if the disk became read-only before it started |
 
 Each of them also has a shared lock on each folder of the log, on a byte whose number the store's folder decides: a lock on another byte
 is that of another store, a copy whose settings name the original's folder.
@@ -85,13 +85,16 @@ class StoreLock(Closing):
             refuse_shared(root)
         self.path = Path(root) / "lock"
         self._log_folders: dict[Path, int] = {}
+        self._kind_lock = EXCLUSIVE
         flags = os.O_RDWR | os.O_CLOEXEC
         try:
             self._descriptor = open_given(self.path, flags | os.O_CREAT) if create else os.open(self.path, flags)
         except (FileNotFoundError, NotADirectoryError):
             raise NotAStoreError(f"{root} is not a store that was ever started: it has no file `lock`") from None
         except OSError as error:
-            raise disk_error(error, "open", self.path) from error
+            if create or error.errno != errno.EROFS:
+                raise disk_error(error, "open", self.path) from error
+            self._descriptor, self._kind_lock = open_regular(self.path), SHARED  # which allows no exclusive locks
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
             self.close()
             raise DiskError(f"cannot use {self.path}: it is not a regular file", path=str(self.path))
@@ -159,7 +162,7 @@ class StoreLock(Closing):
 
     def take_kind(self, kind: int) -> None:
         """Lock the byte of this kind, as its only living worker, or raise StoreBusyError."""
-        if not self._set(KIND_BYTE + kind, EXCLUSIVE):
+        if not self._set(KIND_BYTE + kind, self._kind_lock) or self.kind_taken(kind):
             raise StoreBusyError(f"{self.path.parent} has a living worker of this kind already")
 
     def kind_taken(self, kind: int) -> bool:
@@ -322,7 +325,7 @@ def kind_holder(root: str | os.PathLike[str], kind: int) -> int | None:
         locks = locks_on(os.stat(Path(root) / "lock"))
     except OSError:
         return None
-    return next((lock.pid for lock in locks if lock[:3] == (EXCLUSIVE, KIND_BYTE + kind, 1)), None)
+    return next((lock.pid for lock in locks if lock[1:3] == (KIND_BYTE + kind, 1)), None)
 
 
 def name_processes(root: str | os.PathLike[str], kinds: Iterable[int]) -> str:

@@ -74,7 +74,10 @@ class FlushService(Service):
     def _follow(self) -> None:
         """Open the segments that may have unflushed bytes, close those that are flushed."""
         ready_end = max(native.load(self._control.allocator, "ready_end"), native.load_position(self._control.committed))
-        self._segments.follow(native.load_position(self._control.flushed), ready_end)
+        try:
+            self._segments.follow(native.load_position(self._control.flushed), ready_end)
+        except DiskError as error:
+            self._freeze_if_read_only(error)
         self._group.use(self._segments.descriptors)
 
     @property

@@ -22,7 +22,7 @@ import stat
 import time
 
 from pyengine._native import ffi
-from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError, InvariantError
+from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError, InvariantError, disk_errors
 from pyengine.events import Event
 from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.ipc import shared_objects
@@ -127,6 +127,8 @@ class PutMessageService(Service):
         flush.zero_range(self._unflushed.descriptors[base], start - base, end - start, self._unflushed.path(base))
 
     def _attach_segments_at_start(self) -> None:
+        if self._is_frozen:
+            return  # no put is taken, and a disk that became read-only opens no segment
         position = self._writer.position
         base = position - position % self._segment_bytes
         if position > base:
@@ -139,13 +141,20 @@ class PutMessageService(Service):
     # ---- segments ---------------------------------------------------------------
 
     def _follow(self) -> None:
-        self._unflushed.follow(native.load_position(self._control.flushed), native.load(self._control.allocator, "ready_end"))
+        try:
+            self._unflushed.follow(native.load_position(self._control.flushed), native.load(self._control.allocator, "ready_end"))
+        except DiskError as error:
+            if native.load(self._control.writer, "intent_end") > native.committed_slot(self._control)[0]:
+                raise  # records of a pass that is not committed cannot be cleared, so that their puts must not be refused
+            self._freeze_if_read_only(error)
 
     def _segment(self, base: int) -> Segment | None:
-        """Return the segment at `base`, whose file is ready; None when no pool buffer is free for it."""
+        """Return the segment at `base`, whose file is ready; None when no pool buffer is free for it, or the disk became read-only."""
         if base not in self._unflushed.descriptors:
             self._follow()
-        descriptor = self._unflushed.descriptors[base]
+        descriptor = self._unflushed.descriptors.get(base)
+        if descriptor is None:
+            return None
         if self._identity.mode == native.MODE_SYNC or self._identity.mode == native.MODE_MAPPED and (
                 native.load(self._control.writer, "bus_errors") or copies_on_write(descriptor)):
             return Segment(base, None, descriptor)
@@ -160,7 +169,12 @@ class PutMessageService(Service):
             return Segment(base, ffi.cast("uint8_t *", memory), -1)
         mapping = self._mappings.get(base)
         if mapping is None:
-            mapping = self._mappings[base] = mmap.mmap(descriptor, self._segment_bytes)
+            try:
+                with disk_errors("map", self._unflushed.path(base)):
+                    mapping = self._mappings[base] = mmap.mmap(descriptor, self._segment_bytes)
+            except DiskError as error:
+                self._freeze_if_read_only(error)
+                return None
         return Segment(base, ffi.cast("uint8_t *", ffi.from_buffer(mapping)), descriptor)
 
     def _buffer(self, number: int) -> SharedObject:

@@ -14,6 +14,7 @@ on ipc and storage, so that a test can run them in its own process.
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -134,6 +135,13 @@ class Service(ABC):
 
     def _freeze(self, error: DiskError) -> None:
         freeze(self._memory, self._store, self.KIND, error)
+
+    def _freeze_if_read_only(self, error: DiskError) -> None:
+        """Freeze the store if its disk became read-only, so that no sync can succeed any more; raise any other error."""
+        if error.errno != errno.EROFS:
+            raise error
+        if not self._is_frozen:
+            self._freeze(error)
 
     def _count_error(self) -> None:
         native.increment(self._line, "error_count")

@@ -230,3 +230,34 @@ def test_records_kept_by_recovery_after_a_failed_sync_and_later_ones_are_on_disk
     assert found["frozen"] and found["flushed"]
     assert (found["first"], found["second"], found["still_noted"]) == (1, 0, False)
     assert 2 * MESSAGES == found["kept"] == found["readable"] == found["on_disk"] - MESSAGES
+
+
+def kill_on_a_read_only_disk(folder: Path, kind: str) -> tuple[str, str]:
+    """(status, reason) of a put after a worker was killed on a disk that became read-only; that worker is back."""
+    image, disk = folder / "image", folder / "disk"
+    disk.mkdir()
+    with open(image, "wb+") as file:
+        file.truncate(64 << 20)
+        subprocess.run(["mkfs.ext4", "-q", image], check=True)
+        with mount(file.fileno(), disk, "ext4"):
+            root = disk / "store"
+            start_engine(root, SETTINGS | {"shm_directory": str(folder)})
+            try:
+                with pyengine.connect(root, refusals="return") as producer:
+                    assert producer.put("T", b"x").ok
+                    subprocess.run(["mount", "-o", "remount,abort", disk], check=True)
+                    pid = worker(root, kind)["pid"]
+                    os.kill(pid, signal.SIGKILL)
+                    eventually(lambda: worker(root, kind)["pid"] != pid and worker(root, kind)["state"] == "ready", "the next one is there")
+                    eventually(lambda: engine_status(root, {})["state"] == "read_only", "the store is read-only")
+                    result = producer.put("T", b"x", timeout_s=60)
+                    return result.status.name, result.reason
+            finally:
+                kill_engine(root)
+                remove_memory(root)
+
+
+@pytest.mark.parametrize("kind", ["writer", pytest.param("flusher", marks=pytest.mark.ci)])
+def test_a_worker_returns_on_a_disk_that_became_read_only_and_puts_are_refused(tmp_path, kind):
+    status, reason = with_own_mounts(kill_on_a_read_only_disk, tmp_path, kind)
+    assert status == "SERVICE_NOT_AVAILABLE" and "read-only" in reason

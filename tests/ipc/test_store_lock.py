@@ -196,6 +196,31 @@ def test_two_workers_of_a_kind_cannot_run_and_a_killed_one_frees_its_byte(root):
         end(worker)
 
 
+def test_a_worker_is_the_only_one_of_its_kind_too_where_the_disk_became_read_only(root, monkeypatch):
+    really_open = os.open
+
+    def refuse_to_write(path, flags, *more, **named):
+        if flags & os.O_RDWR:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return really_open(path, flags, *more, **named)
+
+    with StoreLock(root, create=True) as owner, StoreLock(root) as older:
+        owner.own()
+        owner.share()
+        monkeypatch.setattr(os, "open", refuse_to_write)
+        with StoreLock(root) as worker:
+            assert worker.share()
+            worker.take_kind(3)
+            assert owner.kind_taken(3) and 3 in living_kinds(root) and kind_holder(root, 3) == os.getpid()
+            with StoreLock(root) as twin:
+                for other in (older, twin):
+                    with pytest.raises(StoreBusyError, match="of this kind"):
+                        other.take_kind(3)
+        older.take_kind(3)
+        with StoreLock(root) as late, pytest.raises(StoreBusyError, match="of this kind"):
+            late.take_kind(3)
+
+
 def test_workers_whose_pids_are_unknown_are_killed_by_their_locks(root):
     with StoreLock(root, create=True) as owner:
         owner.own()

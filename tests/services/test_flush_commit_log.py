@@ -121,6 +121,22 @@ def test_the_first_failed_sync_freezes_the_store_for_good(flusher):
     assert flushed(owner) == end, "not retried, although the descriptor is good again"
 
 
+def test_a_disk_that_became_read_only_freezes_the_store_and_ends_no_flusher(flusher, monkeypatch):
+    owner, writer, service = flusher
+    writer.vouch()
+
+    def refuse(path, flags, *more, **named):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    native.store(owner.control.allocator, "ready_end", 5 * SEGMENT)
+    service.work()
+    assert native.load(owner.control.state, "frozen") == 2 and owner.control.state.frozen_errno == errno.EROFS
+    service.work()
+    assert not service.drain()
+    type(service)(owner.context(EVERY_TIME)).close()
+
+
 def test_a_new_flusher_over_a_frozen_store_does_nothing(make_owner):
     owner, writer = rig(make_owner, native.MODE_MAPPED)
     writer.put(b"x")

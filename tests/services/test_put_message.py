@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -425,4 +426,74 @@ def test_refused_records_of_a_pass_that_a_failing_disk_ends_are_cleared(make_par
         eventually(lambda: service.work() or refused.done(), "it is answered")
         assert refused.result().status is PutStatus.SERVICE_NOT_AVAILABLE
         assert not any(parts.log()[wrote:])
+        service.close()
+
+
+@pytest.fixture
+def make_read_only(monkeypatch):
+    """make_read_only(): from now on this process can open no segment for writing."""
+    really_open = os.open
+
+    def refuse_to_write(path, flags, *more, **named):
+        if flags & (os.O_RDWR | os.O_WRONLY) and "commitlog" in str(path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return really_open(path, flags, *more, **named)
+
+    return lambda: monkeypatch.setattr(os, "open", refuse_to_write)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size_bytes", [1, GATHER_BYTES_MIN])
+def test_a_new_writer_on_a_disk_that_became_read_only_refuses_what_was_not_taken(make_parts, make_read_only, mode, size_bytes):
+    parts = make_parts(**MODES[mode])
+    with parts.producer() as producer:
+        assert producer.put("T", b"before").ok
+        parts.kill(native.WRITER)
+        wrote = native.load_position(parts.control.wrote)
+        waiting = producer.put_async("T", b"x" * size_bytes)
+        make_read_only()
+        service = service_of(parts)
+        for future in (waiting, producer.put_async("T", b"later")):
+            eventually(lambda future=future: service.work() or future.done(), "it is answered")
+            assert future.result().status is PutStatus.SERVICE_NOT_AVAILABLE and "read-only" in future.result().reason
+        assert parts.control.state.frozen_errno == errno.EROFS and native.load_position(parts.control.wrote) == wrote
+        service.close()
+
+
+def test_no_writer_refuses_a_put_whose_records_a_read_only_disk_may_keep(make_parts, make_read_only, monkeypatch):
+    parts = make_parts()
+    with parts.producer() as producer:
+        assert producer.put("T", b"x" * 100).ok
+        eventually(lambda: native.load(parts.control.allocator, "ready_end") >= 2 * 65536, "two segments")
+        next_offset = 1
+        for kind in parts.workers:
+            parts.kill(kind)
+        dead = DeadPass(parts)
+        dead.die()
+        make_read_only()
+        with pytest.raises(DiskError, match=os.strerror(errno.EROFS)):
+            service_of(parts)
+        assert native.load(parts.control.state, "frozen") == 0
+        monkeypatch.undo()
+        service_of(parts).close()
+        assert dead.is_forgotten(next_offset)
+        dead.close()
+
+
+def test_a_segment_that_a_read_only_disk_does_not_map_ends_no_writer(make_parts, monkeypatch):
+    parts = make_parts()
+    with parts.producer() as producer:
+        parts.kill(native.WRITER)
+        service = service_of(parts)
+
+        def refuse(*arguments):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(put_message, "mmap", SimpleNamespace(mmap=refuse))
+        while native.load(parts.control.state, "frozen") == 0:
+            future = producer.put_async("T", b"x" * 20000)
+            eventually(lambda future=future: service.work() or future.done(), "it is answered")
+        refused = producer.put_async("T", b"x")
+        eventually(lambda: service.work() or refused.done(), "it is answered")
+        assert refused.result().status is PutStatus.SERVICE_NOT_AVAILABLE
         service.close()
