@@ -157,7 +157,10 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         for name in listed:
             if name not in names:
                 raise UsageError(f"the dataset has no column {name!r}{did_you_mean(name, names)}")
-        named = {*listed, *_named(" ".join(map(str, [*made, wanted])), names)}
+        text = " ".join(map(str, [*made, wanted]))
+        if "FieldPath(" in text:  # a column's number in the schema
+            return [*names]
+        named = {*listed, *_named(text, names)}
         return [name for name in names if name in named] or [min(names, key=lambda name: (name == "body", name != "queueId"))]
 
     def _batches(self, names: Sequence[str], wanted: ds.Expression | None) -> Iterator[pa.RecordBatch]:

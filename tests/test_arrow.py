@@ -111,6 +111,15 @@ def test_only_what_a_query_wants_is_read(builder, monkeypatch):
     assert log.head(3).num_rows == 3 and log.take([1, 5]).num_rows == 2
 
 
+def test_a_column_that_a_filter_names_by_its_number_is_that_of_the_dataset(builder):
+    table, log = whole(builder), pyengine.arrow.dataset(builder.root, columns=COLUMNS)
+    number = ds.field(COLUMNS.index("queueId"))
+    assert 0 < log.count_rows(filter=number == 1) == table.filter(pc.field("queueId") == 1).num_rows
+    for columns in (["tags"], ["body"], ["physicalOffset", "topic"], {"as": number}):
+        wanted = (number == 1) & (ds.field("tags") == "paid")
+        assert log.to_table(columns, filter=wanted) == ds.dataset(table).to_table(columns, filter=wanted)
+
+
 def test_duckdb_and_polars_read_it_as_often_as_they_like(builder):
     duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     log = pyengine.arrow.dataset(builder.root, ["orders", "logs"])
