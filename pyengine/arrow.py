@@ -15,6 +15,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 from pyengine import arguments
@@ -45,9 +46,7 @@ SPLIT_BYTES = 256 << 20
 _TIME_MS_END = 1 << 48  # beyond the year 10000
 _OFFSET_END = 1 << 62
 _QUEUES_MAX = 100       # that are asked for the start of a record
-# The only conditions on tags from which the wanted tags are known.
-_TAGS = re.compile(r'\(tags == "([^"\\]*)"\)|is_in\(tags, \{value_set=(?:large_)?string:\[\s*((?:"[^"\\]*"|null|,|\s)*)\], [^}]*\}\)|'
-                   r"is_valid\(tags\)")
+_TAGS = re.compile(r'\(tags == "([^"]*)"\)|is_in\(tags, \{value_set=(?:large_)?string:\[\s*((?:"[^"]*"|null|,|\s)*)\]')
 _ELSEWHERE = "the dataset of a log: call its own methods, such as scanner() and to_table()"
 
 
@@ -254,11 +253,12 @@ def _bounds(can_be: Callable[[ds.Expression], bool], name: str, end: int, unit: 
 
 
 def _tags(can_be: Callable[[ds.Expression], bool], text: str) -> frozenset[str] | None:
-    """Return the tags that rows must have to meet the filter; None if it does not name them one by one."""
-    if len(re.findall(r"\btags\b", text)) != len(_TAGS.findall(text)):
-        return None
-    named = {tag for one, several in _TAGS.findall(text) for tag in [one, *re.findall(r'"([^"]*)"', several)]}
+    """Return tags of which rows must have one to meet the filter; None if it does not name them one by one.
+
+    The text only suggests them, since pyarrow shortens long values in it and leaves quotes as they are."""
+    named = sorted({tag for one, several in _TAGS.findall(text) for tag in [one, *re.findall(r'"([^"]*)"', several)] if tag})
     tags = ds.field("tags")
-    if can_be(tags.is_null()) or can_be(tags == "\x00".join([*named, ""])):  # no tag has this byte
+    if not named or any(map(can_be, [tags.is_null(), tags < named[0], *((tags > low) & (tags < high) for low, high in pairwise(named)),
+                                     tags > named[-1]])):
         return None
-    return frozenset(tag for tag in named if can_be(tags == tag))
+    return frozenset(named)

@@ -27,7 +27,7 @@ from pyarrow import dataset as ds  # noqa: E402
 
 from pyengine.native import scan  # noqa: E402
 from pyengine.storage.arrow import schema  # noqa: E402
-from pyengine.storage.store_reader import StoreReader  # noqa: E402
+from pyengine.storage.store_reader import Narrowing, StoreReader  # noqa: E402
 
 COLUMNS = [*scan.COLUMNS, "property.region"]
 
@@ -109,6 +109,23 @@ def test_only_what_a_query_wants_is_read(builder, monkeypatch):
     for read in (log.count_rows, lambda: log.to_table([]).num_rows):
         assert read() == 240 and asked.pop()[0] == ["queueId"]
     assert log.head(3).num_rows == 3 and log.take([1, 5]).num_rows == 2
+
+
+def test_tags_that_the_text_of_a_filter_shows_otherwise_are_found(tmp_path, monkeypatch):
+    builder, read = StoreBuilder(tmp_path / "store"), []
+    long, quoted = "L" * 150, 'a", "b'
+    for tag in (long, quoted, "a", "b", "L" * 100, "paid", "", "null", None, "c\\d", 'e"f', 'null, "paid'):
+        builder.put("orders", b"x", tags=tag)
+    table, log = whole(builder), pyengine.arrow.dataset(builder.root, columns=COLUMNS)
+    monkeypatch.setattr(pyengine.arrow, "Narrowing", lambda *given: read.append(narrowing := Narrowing(*given)) or narrowing)
+    values = {*table["tags"].to_pylist()}
+    for several in itertools.chain(itertools.combinations(values - {None}, 1), itertools.combinations(values, 2), [values]):
+        wanted = ds.field("tags").isin([*several])
+        assert log.to_table(filter=wanted) == table.filter(wanted), several
+    for one in values - {None}:
+        wanted = (ds.field("tags") == one) | (ds.field("tags") == "paid")
+        assert log.to_table(filter=wanted) == table.filter(wanted), one
+    assert {None, frozenset({"paid"}), frozenset({"a", "b"})} < {narrowing.tags for narrowing in read}
 
 
 def test_a_column_that_a_filter_names_by_its_number_is_that_of_the_dataset(builder):
