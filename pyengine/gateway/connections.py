@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections import ChainMap, Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -666,9 +666,10 @@ class Turns(Generic[Asker, Result]):
             self._used_s[connection] = max(self._used_s.get(connection, 0.0), self._base_s)
         waiting.setdefault(connection, deque()).append(item)
 
-    def take(self) -> tuple[Asker | None, Result]:
-        """Return the connection whose turn it is, and its first item, which waits no more."""
-        host = min(self._waiting, key=self._host_used_s.__getitem__)
+    def take(self, but: Container[str] = ()) -> tuple[Asker | None, Result]:
+        """Return the connection whose turn it is, of none of these hosts, and its first item, which waits no more; ValueError if
+        there is none."""
+        host = min((each for each in self._waiting if each not in but), key=self._host_used_s.__getitem__)
         waiting = self._waiting[host]
         connection = min(waiting, key=lambda each: self._used_s.get(each, 0.0) if each is not None else 0.0)
         self._host_base_s = self._host_used_s[host]
@@ -696,11 +697,15 @@ Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class TurnExecutor(ThreadPoolExecutor):
-    """Runs calls in the turns of their clients, so that many calls of one delay no other."""
+    """Runs calls in the turns of their clients, so that many calls of one delay no other, nor long ones, which have `of_host` threads
+    of one host at most."""
 
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, of_host: int | None = None) -> None:
         super().__init__(threads, thread_name_prefix=name)
         self._turns: Turns[Connection, Call] = Turns()
+        self._of_host = of_host or threads
+        self._running: Counter[str] = Counter()  # calls, by host
+        self._skipped = 0  # turns in which only hosts with all their threads had calls: other threads take them
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[Parameters, Result], /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Future[Result]:
@@ -717,14 +722,25 @@ class TurnExecutor(ThreadPoolExecutor):
         return lambda request: self.run(handler, request)
 
     def _run_next(self) -> None:
-        began_s = time.perf_counter()
-        with self._lock:
-            connection, (future, call) = self._turns.take()
-            self._turns.charge(connection, CALL_S)
-        if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - the caller's, as by ThreadPoolExecutor
-                future.set_exception(error)
-        with self._lock:
-            self._turns.charge(connection, time.perf_counter() - began_s)
+        has_turn = True
+        while has_turn:
+            began_s = time.perf_counter()
+            with self._lock:
+                try:
+                    connection, (future, call) = self._turns.take({host for host, calls in self._running.items() if calls >= self._of_host})
+                except ValueError:
+                    self._skipped += 1
+                    return
+                host = [connection.host] if connection is not None else []  # the gateway's own are not counted
+                self._running.update(host)
+                self._turns.charge(connection, CALL_S)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - the caller's, as by ThreadPoolExecutor
+                    future.set_exception(error)
+            with self._lock:
+                self._running -= Counter(host)
+                self._turns.charge(connection, time.perf_counter() - began_s)
+                if has_turn := self._skipped > 0:
+                    self._skipped -= 1

@@ -71,7 +71,7 @@ class Gateway:
         self._config = config
         self._report = report
         self._blocked = blocked
-        self._executor = TurnExecutor(THREADS, "gateway")
+        self._executor = TurnExecutor(THREADS, "gateway", THREADS // 2)
         limits = Limits(
             config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
             config.gateway_connection_max_bytes, config.gateway_memory_max_bytes,

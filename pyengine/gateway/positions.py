@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
@@ -19,17 +20,19 @@ from pyengine.formats.record import Message
 from pyengine.formats.small_file import path_stamp
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import SUB
-from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor
+from pyengine.gateway.connections import Answer, Handlers, Request, TurnExecutor, refuse_if
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, REPLACED, Names, group_fault, topic_fault
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import ReadLevel
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
+from pyengine.storage.index_file import KeyQuery
 
 FLUSH_S = 5.0           # between two writes, RocketMQ's flushConsumerOffsetInterval
 LEVEL = ReadLevel.COMMITTED  # a broker's consumers see what is in the page cache
 QUERY_MAX = 64          # messages of one query
 UNIQUE_QUERY_MAX = 32   # of one by unique key
 QUERY_BYTES = 8 << 20    # an answer ends with the message that reaches this size
+QUERY_S = 5.0            # of a thread for one query, also if clients have many keys with one hash
 
 OFFSETS_MAX = 200_000  # of all groups and queues together, so that the file stays readable; clients cannot add more
 
@@ -301,7 +304,13 @@ class Positions:
         is_unique = request.flag("_UNIQUE_KEY_QUERY")
         most = UNIQUE_QUERY_MAX if is_unique else max(1, min(request.integer("maxNum"), QUERY_MAX))
         begin_ms, end_ms = request.integer("beginTimestamp", bits=64), request.integer("endTimestamp", bits=64)
-        found = self._reader.query_message(topic, key, max(0, begin_ms), end_ms, most, level=LEVEL, bytes_max=QUERY_BYTES)
+        until_s = time.monotonic() + QUERY_S
+
+        def check() -> None:
+            refuse_if("" if request.is_open else "the client has gone")
+            refuse_if("" if time.monotonic() < until_s else f"more has the hash of this key than can be read within {QUERY_S:g} s")
+
+        found = self._reader._query(KeyQuery(topic, key, most, max(0, begin_ms), end_ms, check=check), LEVEL, QUERY_BYTES)
         body = b"".join(map(self.record, found))
         if not body:
             return Answer(codes.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", _INDEX_UNKNOWN)

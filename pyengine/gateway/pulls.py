@@ -21,7 +21,16 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import EngineError
 from pyengine.formats.record import PHYSICAL_OFFSET_AT
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
+from pyengine.gateway.connections import (
+    REQUESTER,
+    Answer,
+    Connection,
+    Handlers,
+    Request,
+    RequestRefusedError,
+    TurnExecutor,
+    refuse_if,
+)
 from pyengine.gateway.members import BROADCASTING, TAG, Members, Subscription, asked_subscription, check_expression
 from pyengine.gateway.names import DEAD_PREFIX, Names, group_fault
 from pyengine.gateway.positions import LEVEL, Positions
@@ -360,7 +369,8 @@ class Pulls:
         return False
 
     async def _finish_later(self, pull: Pull) -> None:
-        """Answer a held pull in another thread, once its client reads: one with a condition takes long."""
+        """Answer a held pull in another thread, in its client's turn and once that reads: one with a condition takes long."""
+        REQUESTER.set(pull.request.connection)
         async with pull.request.connection.far_reads:
             await pull.request.connection.may_write()
             if not pull.request.is_open:

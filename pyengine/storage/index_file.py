@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _FILES_CHECKED = 3
 _ENTRIES_CHECKED = 256
+_ENTRIES_UNCHECKED = 256  # of a chain, between two calls of KeyQuery.check
 _PAGE = bytes(4096)
 
 
@@ -156,7 +157,7 @@ class KeyQuery(NamedTuple):
 
     The index has times in whole seconds after the first one of its file. `is_exact`: an entry is a hit if its message may have been
     stored between the times, which the caller then compares; otherwise RocketMQ's rule holds, which misses messages of the first
-    second, and the first message of a file.
+    second, and the first message of a file. `check` is called again and again meanwhile; an error that it raises ends the query.
     """
 
     topic: str
@@ -165,6 +166,7 @@ class KeyQuery(NamedTuple):
     begin_ms: int = 0
     end_ms: int = INT64_MAX
     is_exact: bool = False
+    check: Callable[[], object] = lambda: None
 
 
 class IndexService:
@@ -203,9 +205,11 @@ class IndexService:
         if header.index_count <= 1:
             return
         number = unpack_slot(view, layout.slot_at(layout.slot_of(key_hash)), header.index_count)
-        for _ in range(header.index_count):  # a damaged chain may be circular
+        for count in range(header.index_count):  # a damaged chain may be circular
             if number == 0:
                 return
+            if count % _ENTRIES_UNCHECKED == 0:
+                query.check()
             try:
                 entry = unpack_entry(view, layout.entry_at(number))
             except FormatError:
@@ -260,8 +264,12 @@ RAW_HITS_MAX = 64  # maxMsgsNumBatch
 def query_verified(index: IndexService, message_at: MessageAt, query: KeyQuery, bytes_max: int | None = None) -> list[Message]:
     """Return the newest messages of the topic with the key, each once, oldest first; it stops once they have `bytes_max`."""
     found: dict[int, Message] = {}
-    size_bytes = 0
+    size_bytes, last = 0, -1
     for offset in index.hits(query._replace(is_exact=True)):
+        if offset == last:  # each of a message's keys may have the hash
+            continue
+        last = offset
+        query.check()
         message = None if offset in found else message_at(offset)
         if (message is None or message.topic != query.topic or query.key not in index_keys(message.properties)
                 or not query.begin_ms <= message.store_timestamp_ms <= query.end_ms):

@@ -320,13 +320,15 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         arguments.text(key, "key")
         arguments.integer(begin_ms, "begin_ms")
         arguments.integer(0 if end_ms is None else end_ms, "end_ms")
-        limit = self._queue_limit(level)
         query = KeyQuery(topic, key, max_messages, begin_ms, INT64_MAX if end_ms is None else end_ms)
+        if verify_key:
+            return self._query(query, level, bytes_max)
+        limit = self._queue_limit(level)
+        return query_raw(self.index, lambda offset: self._message_below(offset, limit), query)
 
-        def message_at(offset: int) -> Message | None:
-            return self._message_below(offset, limit)
-
-        return query_verified(self.index, message_at, query, bytes_max) if verify_key else query_raw(self.index, message_at, query)
+    def _query(self, query: KeyQuery, level: Level | None, bytes_max: int | None) -> list[Message]:
+        limit = self._queue_limit(level)
+        return query_verified(self.index, lambda offset: self._message_below(offset, limit), query, bytes_max)
 
     def offset_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, level: Level | None = None

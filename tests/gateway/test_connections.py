@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import socket
 import struct
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -15,6 +18,7 @@ from pyengine.gateway import codes
 from pyengine.gateway.connections import (
     FIELD_BYTES,
     REQUEST_BYTES,
+    REQUESTER,
     REQUESTS_MAX,
     Answer,
     AskingConnection,
@@ -22,6 +26,7 @@ from pyengine.gateway.connections import (
     Connections,
     Limits,
     Request,
+    TurnExecutor,
     Turns,
 )
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame
@@ -370,6 +375,38 @@ def test_a_turn_goes_to_the_host_and_the_connection_that_have_used_least():
         turns.add(each, item)
     assert order.count("far") >= 49, "a host with one connection gets as much as one with a hundred"
     assert len(turns) == 2
+
+
+def test_long_calls_of_one_host_leave_threads_to_others():
+    calls, goes_on = [], threading.Event()
+    busy, other = (Connection(Connections(Limits(), lambda host, text: None), {}) for _ in range(2))
+    busy.host, other.host = "192.0.2.6", "192.0.2.7"
+
+    def submit(connection: Connection | None, call: Callable[[], object]) -> Future[object]:
+        requester = REQUESTER.set(connection)
+        try:
+            return executor.submit(call)
+        finally:
+            REQUESTER.reset(requester)
+
+    def wait() -> None:
+        calls.append(threading.current_thread())
+        assert goes_on.wait(60)
+
+    with TurnExecutor(4, "test", 2) as executor:
+        long = [submit(busy, wait) for _ in range(10)]
+        while len(calls) < 2:
+            time.sleep(0.001)
+        for connection in (None, other):
+            for _ in range(5):
+                assert submit(connection, lambda: 5).result(60) == 5
+        assert len(calls) == 2
+        own = [submit(None, wait) for _ in range(2)]
+        while len(calls) < 4:
+            time.sleep(0.001)
+        goes_on.set()
+        assert [each.result(60) for each in long + own] == [None] * 12
+    assert len(calls) == 12
 
 
 def test_who_was_idle_has_no_credit_for_it():

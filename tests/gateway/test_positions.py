@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from fix_gateway import send_fields
 from pyengine.errors import DiskError
 from pyengine.formats.record import decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.connections import Request, TurnExecutor
+from pyengine.gateway.connections import Connection, Connections, Limits, Request, RequestRefusedError, TurnExecutor
 from pyengine.gateway.positions import GroupOffsets, Positions
 from pyengine.gateway.wire import Frame
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -250,7 +251,7 @@ def test_the_right_to_a_message_is_checked_in_the_loops_thread():
     assert required == [("reading_0", current())]
 
 
-def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monkeypatch):
+def test_a_query_ends_where_its_answer_is_long_with_its_client_and_after_its_time(served, filled, topic, monkeypatch):
     client = served.broker()
     for body in (b"one", b"two"):
         client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, "KEYS\x01long_answer"), body)
@@ -262,8 +263,17 @@ def test_an_answer_to_a_query_ends_where_it_is_long(served, filled, topic, monke
         read = []
         message_below = reader._message_below
         monkeypatch.setattr(reader, "_message_below", lambda offset, limit: read.append(offset) or message_below(offset, limit))
-        request = Request(None, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0)
-        answer = Positions(reader, None, None, executor).query_message(request)
+        connection = Connection(Connections(Limits(), lambda host, text: None), {})
+        connection.is_closed = False
+        request = Request(connection, Frame(codes.QUERY_MESSAGE, fields, b"", 1), 0)
+        query = partial(Positions(reader, None, None, executor).query_message, request)
+        answer = query()
+        with monkeypatch.context() as patch, pytest.raises(RequestRefusedError, match="more has the hash of this key than can be read"):
+            patch.setattr("pyengine.gateway.positions.QUERY_S", 0.0)
+            query()
+        connection.is_closed = True
+        with pytest.raises(RequestRefusedError, match="the client has gone"):
+            query()
     message = decode_record(answer.body, 0)
     assert (message.size_bytes, message.body) == (len(answer.body), b"two")
     assert len(read) == 1, "what is too much is not read"

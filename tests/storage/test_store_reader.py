@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import hashlib
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -417,6 +418,16 @@ def test_raw_hits_keep_doubles_and_other_keys_of_the_same_hash(builder):
         assert store.query_message("T", "Aa", verify_key=False) == [one, one, two]
         assert store.query_message("T", "Aa") == [one]
         assert store.query_message("T", "BB") == [two]
+
+
+def test_a_message_whose_keys_have_one_hash_is_read_once_for_a_query(builder, monkeypatch):
+    words = ["".join(pairs) for pairs in itertools.product(("Aa", "BB"), repeat=4)]
+    messages, read = [builder.put("T", b"x", keys=" ".join(words[1:])) for _ in range(3)], []
+    with StoreReader(builder.root) as store:
+        message_below = store._message_below
+        monkeypatch.setattr(store, "_message_below", lambda offset, limit: read.append(offset) or message_below(offset, limit))
+        assert store.query_message("T", words[0]) == []
+        assert read == [message.physical_offset for message in reversed(messages)]
 
 
 def test_query_by_time_in_whole_seconds_of_the_index(builder):
