@@ -654,29 +654,32 @@ class Ends:
         if version != "v1" or of_topic != topic:
             return Answer(codes.INVALID_PARAMETER, "recall failed, the handle is none of a message of this topic here")
 
-        def cancel() -> Answer:
+        def cancel() -> bool:
             if self._cancels is None:
                 self._cancels = DelayedCancels(LiveStoreReader(self._reader.root))
-            try:
-                is_cancelled = self._cancels.cancel(msg_id, topic)
-            except (FormatError, UsageError) as error:
-                return Answer(codes.INVALID_PARAMETER, f"recall failed, {error}")
-            except EngineError as error:
-                return Answer(codes.SERVICE_NOT_AVAILABLE, f"recall failed, {error}")
-            return Answer(fields={"msgId": unique_key}) if is_cancelled else Answer(
-                codes.SYSTEM_ERROR, "recall failed, the message is due, delivered or deleted")
+            return self._cancels.cancel(msg_id, topic)
 
-        return await self._recalls.run(cancel)
+        try:
+            if not await self._is_committed(decode_message_id(msg_id)[1]):  # cancel() would wait for it in the thread
+                raise UsageError(f"no message has the id {msg_id}")
+            is_cancelled = await self._recalls.run(cancel)
+        except (FormatError, UsageError) as error:
+            return Answer(codes.INVALID_PARAMETER, f"recall failed, {error}")
+        except EngineError as error:
+            return Answer(codes.SERVICE_NOT_AVAILABLE, f"recall failed, {error}")
+        return Answer(fields={"msgId": unique_key}) if is_cancelled else Answer(
+            codes.SYSTEM_ERROR, "recall failed, the message is due, delivered or deleted")
 
     async def _find(self, offset: int) -> Message | None:
-        """Return the half message; wait, without a thread, while its acknowledged bytes are not in the file yet."""
+        """Return the half message, None if there is none."""
+        return await self._executor.run(self._halves.find, offset) if await self._is_committed(offset) else None
+
+    async def _is_committed(self, offset: int) -> bool:
+        """Return whether this byte is in the file; wait, without a thread, while acknowledged ones may not be there yet."""
         deadline_s = time.monotonic() + COMMITTED_WAIT_S
-        while True:
-            end = self._reader.max_physical_offset(LEVEL)
-            half = await self._executor.run(self._halves.find, offset)
-            if half is not None or time.monotonic() >= deadline_s or not 0 <= offset - end < COMMIT_DISTANCE:
-                return half
+        while 0 <= offset - self._reader.max_physical_offset(LEVEL) < COMMIT_DISTANCE and time.monotonic() < deadline_s:
             await asyncio.sleep(COMMITTED_POLL_INTERVAL_S)
+        return offset < self._reader.max_physical_offset(LEVEL)
 
     # ---- asking -------------------------------------------------------------------
 

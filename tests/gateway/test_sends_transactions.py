@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import threading
 import time
@@ -233,17 +234,25 @@ def test_the_rights_of_producers_are_looked_up_once_in_a_round_and_not_in_the_lo
     assert threading.current_thread() not in {row[0] for row in looked}
 
 
-def test_ends_beyond_the_log_hold_up_no_thread(served, monkeypatch):
+@pytest.mark.parametrize("code", [codes.END_TRANSACTION, codes.RECALL_MESSAGE])
+def test_ends_and_recalls_beyond_the_log_hold_up_no_thread(served, monkeypatch, code):
     monkeypatch.setattr("pyengine.gateway.sends.COMMITTED_WAIT_S", 600)
+    connection = Connection(Connections(Limits(), lambda host, text: None), {})
+
+    def asked(ends, offset, number=0):
+        handle = f"v1 T broker-a 1 KEY {encode_message_id('127.0.0.1:10911', offset)}"
+        fields = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": str(offset), "commitOrRollback": str(COMMIT),
+                  "topic": "T", "recallHandle": base64.urlsafe_b64encode(handle.encode()).decode()}
+        return ends.handlers[code](Request(connection, Frame(code, fields, b"", number), 0))
 
     async def whole(ends, offset):
-        fields = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": str(offset), "commitOrRollback": str(COMMIT)}
-        waiting = [asyncio.create_task(ends.end(Request(None, Frame(codes.END_TRANSACTION, fields, b"", number), 0)))
-                   for number in range(3 * END_THREADS)]
+        waiting = [asyncio.create_task(asked(ends, offset, number)) for number in range(3 * END_THREADS)]
         done, _ = await asyncio.wait(waiting, timeout=0)
         async with asyncio.timeout(60):
             for _ in range(END_THREADS):
                 await asyncio.get_running_loop().run_in_executor(ends._executor, int)
+                await asyncio.get_running_loop().run_in_executor(ends._recalls, int)
+            assert (await asked(ends, 1 << 62)).code in (codes.SYSTEM_ERROR, codes.INVALID_PARAMETER), "so far off it is none to come"
         assert not done and not any(task.done() for task in waiting)
         for task in waiting:
             task.cancel()
