@@ -38,7 +38,7 @@ from pyengine.ipc.shared_objects import NAME_SERVERS
 from pyengine.native import control as native
 from pyengine.services.replication.ha_stream import TABLES, look_up
 from pyengine.settings import split_address
-from pyengine.storage.config_table import PERM_READ, PERM_WRITE, TOPICS_FORMAT, NamedRows, TopicConfig
+from pyengine.storage.config_table import PERM_READ, PERM_WRITE, QUEUE_NUMS_MAX, TOPICS_FORMAT, NamedRows, TopicConfig
 
 INTERVAL_S = 30.0           # between two registrations without a change; name servers forget a silent broker after 120 s
 LIMIT_S = 6.0               # for a connection, and for an answer (RocketMQ: registerBrokerTimeoutMills)
@@ -146,13 +146,17 @@ class Registration:
             server.changed.set()
 
     async def read_queues(self, topic: str) -> dict[str, int] | None:
-        """Return how many queues of a topic each broker of the cluster has for readers; None if no name server answers."""
+        """Return how many queues of a topic each broker of the cluster has for readers; None if no name server answers, or only with
+        more queues than there can be."""
         for server in self._servers:
             if server.connection is not None:
                 with contextlib.suppress(OSError, FormatError, *PARSE_ERRORS):
                     answer = await server.connection.invoke(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, timeout_s=QUEUES_LIMIT_S)
                     route: Any = decode_config(answer.body.decode()) if answer.code == codes.SUCCESS else {"queueDatas": []}
-                    return {str(row["brokerName"]): int(row["readQueueNums"]) for row in route["queueDatas"] if row["perm"] & PERM_READ}
+                    found = {str(row["brokerName"]): max(0, int(row["readQueueNums"])) for row in route["queueDatas"]
+                             if row["perm"] & PERM_READ}
+                    if sum(found.values()) <= QUEUE_NUMS_MAX:
+                        return found
         return None
 
     async def close(self) -> None:

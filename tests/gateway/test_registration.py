@@ -769,6 +769,19 @@ def test_three_hosts_are_a_cluster_by_themselves(tmp_path):
             store.close()
 
 
+@pytest.mark.parametrize("counts, found", [((2, 1), 3), ((20_000_000,), 0), ((65_536, 1), 0), ((-5, 2), 2)])
+def test_of_a_route_with_more_queues_than_a_topic_can_have_nobody_has_a_share(start, name_server, counts, found):
+    """The lists of its queues would fill the memory."""
+    usual, rows = name_server.answer, [{"brokerName": f"b{at}", "perm": 6, "readQueueNums": count} for at, count in enumerate(counts)]
+    name_server.answer = lambda frame: usual(frame) if frame.code != codes.GET_ROUTEINFO_BY_TOPIC else Frame(
+        codes.SUCCESS, {}, json.dumps({"queueDatas": rows}).encode(), frame.opaque, ANSWER)
+    client = start(name_server).broker()
+    name_server.wait_for()
+    assert heartbeat(client, "a", "sharers", subscription("wide")).code == codes.SUCCESS
+    asked = {"topic": "wide", "consumerGroup": "sharers", "clientId": "a", "strategyName": "AVG", "messageModel": "CLUSTERING"}
+    assert len(json.loads(client.ask(codes.QUERY_ASSIGNMENT, body=asked).body)["messageQueueAssignments"] or ()) == found
+
+
 # ---- settings -------------------------------------------------------------------------
 
 
