@@ -344,26 +344,29 @@ class PreparedCheck:
         first, half_end = reader.queue_range(constants.TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
         begin = min(max(self._begin(constants.TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
         op_begin = self._begin(constants.TRANSACTION_OP_TOPIC, queue_id, 0)
-        ended, done_ops, op_begin = self._read_ops(queue_id, op_begin, begin)
+        ended, done_ops, op_begin = self._read_ops(queue_id, op_begin)
         offset = begin
         try:
             while offset < half_end:
                 if offset in ended:
-                    done_ops.update(ended.pop(offset))
                     offset += 1
                     continue
                 found = reader.get_message(constants.TRANSACTION_HALF_TOPIC, queue_id, offset, 1, level=ReadLevel.COMMITTED)
                 if not found.messages or found.messages[0].queue_offset != offset:
                     offset = max(offset + 1, found.next_begin_offset)  # deleted, or damaged
                     continue
+                half = found.messages[0]
                 try:
-                    if not self._resolve_half(found.messages[0], start_ms, ended, can_ask, asked):
+                    if not self._has_ended(half, ended) and not self._resolve_half(half, start_ms, can_ask, asked):
                         break
                 except PutError as error:
                     if not error.result.status.is_lasting:
                         raise
-                    self._give_up(found.messages[0], error)
+                    self._give_up(half, error)
                 offset += 1
+            passed = {each for each in ended if each < offset}
+            needed = self._originals(queue_id, offset, half_end, ended) if passed else set()
+            done_ops.update(chain.from_iterable(ended[each] for each in passed - needed))
         finally:
             op_end = op_begin
             while op_end in done_ops:
@@ -391,8 +394,25 @@ class PreparedCheck:
             _LOG.error("half message %s can never be put back, so its producer is not asked, and it is moved to %s (%s)", half.msg_id,
                        constants.TRANSACTION_DISCARD_TOPIC, error)
 
-    def _resolve_half(self, half: Message, start_ms: int, ended: Mapping[int, list[int]], can_ask: Callable[[Message], bool],
-                      asked: list[Message]) -> bool:
+    def _has_ended(self, half: Message, ended: Mapping[int, list[int]]) -> bool:
+        """Whether a message that was put back within its immunity time has ended as what it was at first."""
+        first = _original(half)
+        if first not in ended:
+            return False
+        found = self._halves.reader().get_message(half.topic, half.queue_id, first, 1, level=ReadLevel.COMMITTED).messages
+        return not found or found[0].uniq_key == half.uniq_key  # otherwise a salvage has numbered the queue anew
+
+    def _originals(self, queue_id: int, at: int, end: int, ended: Mapping[int, list[int]]) -> set[int]:
+        """Return what undecided messages from `at` on were at first: the next round needs the ops of these."""
+        found: set[int] = set()
+        while at < end:
+            read = self._halves.reader()._fetch(
+                constants.TRANSACTION_HALF_TOPIC, queue_id, at, READ_MESSAGES, Wanted(), ReadLevel.COMMITTED, FETCH_BYTES_MAX)
+            found.update(_original(half) for half in read.messages if half.queue_offset not in ended)
+            at = max(at + 1, read.next_begin_offset)
+        return found
+
+    def _resolve_half(self, half: Message, start_ms: int, can_ask: Callable[[Message], bool], asked: list[Message]) -> bool:
         """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
         times, config = _number(half.properties.get(constants.PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
         times -= half.physical_offset in self.not_asked
@@ -406,8 +426,7 @@ class PreparedCheck:
             seconds = _number(immunity, -1)
             if age_ms < (config.transaction_timeout_ms if seconds < 0 else seconds * 1000):
                 first = half.properties.get(constants.PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
-                if _number(first, -1) not in ended:
-                    self._halves.put_back(half, {constants.PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
+                self._halves.put_back(half, {constants.PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: first})
                 return True
         elif age_ms < config.transaction_timeout_ms:
             return False
@@ -425,8 +444,8 @@ class PreparedCheck:
             self._done.add(PUT_BACK + group)
         return True
 
-    def _read_ops(self, queue_id: int, op_begin: int, begin: int) -> tuple[dict[int, list[int]], set[int], int]:
-        """Return (half offset -> offsets of its op messages, ops of half messages before `begin`, the first op)."""
+    def _read_ops(self, queue_id: int, op_begin: int) -> tuple[dict[int, list[int]], set[int], int]:
+        """Return (half offset -> offsets of its op messages, what ends no half message, the first op)."""
         reader = self._halves.reader()
         first, end = reader.queue_range(constants.TRANSACTION_OP_TOPIC, queue_id, ReadLevel.COMMITTED)
         at = op_begin = min(max(op_begin, first), end)
@@ -439,10 +458,10 @@ class PreparedCheck:
             seen = set(range(at, min(following, end)))
             for message in found.messages:
                 half_offset = _number(message.body.decode("ascii", "replace"), -1)
-                if message.tags == REMOVE_TAG and half_offset >= begin:
+                if message.tags == REMOVE_TAG and half_offset >= 0:
                     ended.setdefault(half_offset, []).append(message.queue_offset)
                     seen.discard(message.queue_offset)
-            done |= seen  # ops of messages that are done, other messages, deleted ones
+            done |= seen  # other messages, deleted ones
             at = following
         return ended, done, op_begin
 
@@ -475,6 +494,11 @@ def _age_ms(half: Message, now_ms: int) -> int:
     """
     age_ms = now_ms - half.born_timestamp_ms
     return age_ms if age_ms >= 0 else now_ms - half.store_timestamp_ms
+
+
+def _original(half: Message) -> int:
+    """Return the offset that a message had before it was put back within its immunity time, -1 if it was not."""
+    return _number(half.properties.get(constants.PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, ""), -1)
 
 
 def _number(text: str, otherwise: int) -> int:

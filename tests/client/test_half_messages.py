@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -469,6 +470,33 @@ def test_an_immunity_time_keeps_a_message_from_being_asked_about(engine, halves)
     halves.ahead_ms = 61_000
     (asked,) = rounds(engine, PreparedCheck(halves))
     assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1" and asked.body == b"x"
+
+
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+@pytest.mark.parametrize("has_index", [True, False])
+@pytest.mark.parametrize("ends_during_a_round", [False, True])
+def test_a_transaction_that_has_ended_within_its_immunity_time_is_not_asked_about(
+        tmp_path, monkeypatch, outcome, has_index, ends_during_a_round):
+    """The end names the original, which is a copy by then, or becomes one just after the round has looked for ends."""
+    expected = [b"x"] if outcome == "commit" else []
+    with (pyengine.Engine(tmp_path / "store", message_index_enable=has_index, **NO_TIME, **SMALL) as engine, engine.connect() as producer,
+          contextlib.closing(Halves(engine, producer)) as halves):
+        half = prepare(halves, more="\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0160")
+        other = prepare(halves, b"of one that died", unique_key="V")
+        halves.ahead_ms = 1000
+        put_back = halves.put_back
+        with monkeypatch.context() as patch:
+            if ends_during_a_round:
+                patch.setattr(halves, "put_back", lambda *given: halves.end(half, outcome) and put_back(*given))
+            assert rounds(engine, PreparedCheck(halves)) == [] and offsets(engine) == (1, 0)  # the other one is too young
+        if not ends_during_a_round:
+            halves.end(half, outcome)
+        assert rounds(engine, PreparedCheck(halves)) == [] and offsets(engine) == (1, 0)  # so it does not come to the copy
+        halves.ahead_ms = 70_000
+        (asked,) = rounds(engine, PreparedCheck(halves))
+        assert asked.uniq_key == other.uniq_key and offsets(engine) == (3, 1) and bodies(engine) == expected
+        halves.end(asked, "rollback")
+        assert rounds(engine, PreparedCheck(halves)) == [] and offsets(engine) == (4, 2 + has_index)
 
 
 def test_an_immunity_time_below_the_timeout_commits_nothing_twice(engine, halves):
