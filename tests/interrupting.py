@@ -6,23 +6,31 @@ import sys
 from collections.abc import Callable, Iterator
 
 
-class Interrupt(Exception):
+class Interrupt(BaseException):
     """What such a handler raises."""
 
 
-def interrupted_at_each_place(call: Callable[[], object]) -> Iterator[None]:
-    """Call it again and again, each time interrupted one place later than before, until it ends by itself. Yields after each time."""
-    place = seen = 0
+def interrupt() -> None:
+    raise Interrupt
+
+
+def interrupted_at_each_place(call: Callable[[], object], handler: Callable[[], object] = interrupt, *,
+                              last: int | None = None) -> Iterator[None]:
+    """Call it again and again, each time interrupted one place later than before, until it ends by itself. Yields after each time.
+
+    With `last` it is interrupted at so many of its last places only, and at first not at all, until one call is as long as the one before.
+    """
+    place, seen = 1 if last is None else sys.maxsize, 0
 
     def profile(_frame: object, event: str, _argument: object) -> None:
         nonlocal seen
         seen += event in ("call", "c_return")
         if seen == place:
             sys.setprofile(None)
-            raise Interrupt
+            handler()
 
-    while seen == place:
-        place, seen = place + 1, 0
+    while True:
+        seen = 0
         sys.setprofile(profile)
         try:
             call()
@@ -31,3 +39,9 @@ def interrupted_at_each_place(call: Callable[[], object]) -> Iterator[None]:
         finally:
             sys.setprofile(None)
         yield
+        if seen >= place:
+            place, last = place + 1, None
+        elif last is None:
+            return
+        else:
+            place = max(1, seen - last)

@@ -346,7 +346,7 @@ class Consumer:
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
         self._readiness: Readiness | None = None  # made once the program waits in an event loop
         self._turn = 0
-        self._asker: _Asker | None = None  # in whose hands the messages are that were delivered last
+        self._asked: Call | None = None  # what has delivered the last messages
         self._is_first_take = True
         self._warned: set[str] = set()  # what it has warned of once
         self._background_error: BaseException | None = None
@@ -519,37 +519,50 @@ class Consumer:
 
         Raises the background thread's errors.
         """
-        deadline_s = _deadline_s(max_messages, timeout_s)
-        taken: _Taken = []
+        return self._pull(max_messages, timeout_s, _unchanged)
+
+    def _pull(self, max_messages: int, timeout_s: float | None, give: Callable[[list[Message]], _Made],
+              kept: Iterable[Message] = ()) -> _Made:
+        """Return what `give` makes of the messages of a pull(); if an exception ends the call they come again, but for `kept`."""
+        deadline_s, call = _deadline_s(max_messages, timeout_s), Call()
         try:
             with self._pulling:
-                with suppress(TurnTakenError):
-                    if messages := self._next(max_messages, taken)[0]:  # the common case: no preparation for a sleep
-                        return messages
-                while not self._closing.is_set():
-                    try:
-                        found, left_s, stirs = self._try_pull(max_messages, taken, deadline_s)
-                    except TurnTakenError as other:
-                        if not self._await_turn(other.session, deadline_s):
-                            return []
-                        continue
-                    if found is not None:
-                        return found
-                    if left_s:
-                        self._wait(left_s, stirs)
-                self._require_open()
-                return []
+                try:
+                    found = give(self._next_or_wait(max_messages, deadline_s, call))
+                except BaseException:
+                    call.undo(kept)  # before the thread that closes what a signal handler has interrupted
+                    raise
         except BaseException:  # also of a signal handler, at the very end: the program does not get them
-            for consumer, own in taken:
-                consumer._take_own_back(own)
+            call.undo(kept)
             raise
+        call.taken, call.has_ended = [], True
+        return found
 
-    def _try_pull(self, max_messages: int, taken: _Taken, deadline_s: float | None, is_committed: bool = False,
+    def _next_or_wait(self, max_messages: int, deadline_s: float | None, call: Call) -> list[Message]:
+        """Return what pull() does; the caller, which has `_pulling`, ends `call`, or undoes it."""
+        with suppress(TurnTakenError):
+            if messages := self._next(max_messages, call)[0]:  # the common case: no preparation for a sleep
+                return messages
+        while not self._closing.is_set():
+            try:
+                found, left_s, stirs = self._try_pull(max_messages, call, deadline_s)
+            except TurnTakenError as other:
+                if not self._await_turn(other.session, deadline_s):
+                    return []
+                continue
+            if found is not None:
+                return found
+            if left_s:
+                self._wait(left_s, stirs)
+        self._require_open()
+        return []
+
+    def _try_pull(self, max_messages: int, call: Call, deadline_s: float | None, is_committed: bool = False,
                   ) -> tuple[list[Message] | None, float, int]:
         """Return (what a pull returns now, None to continue; how long to wait for more; the sleeper's stirs before)."""
         self._require_open()
         stirs = self._sleeper.stirs
-        messages, has_moved = self._next(max_messages, taken, is_committed=is_committed)
+        messages, has_moved = self._next(max_messages, call, is_committed=is_committed)
         left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
         # Past entries that do not match it goes on for a moment, so that a pull without a timeout finds what comes after a few of them.
         if messages or left_s <= (-POLL_INTERVAL_S if has_moved else 0):
@@ -573,11 +586,31 @@ class Consumer:
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, one by one, until close()."""
+        return self._each_of(self.pull)
+
+    def _each_of(self, pull: Callable[[int, None], Iterable[_Made]]) -> Iterator[_Made]:
         while not self._closing.is_set():
-            yield from self.pull(1, timeout_s=None)
+            try:
+                found = pull(1, None)
+            except UsageError:  # it was closed just now
+                if self._closing.is_set():
+                    return
+                raise
+            yield from found
 
     async def pull_async(self, max_messages: int = 32, timeout_s: float | None = 1.0) -> list[Message]:
         """Like pull(), for asyncio. A cancelled call loses no message."""
+        call = Call()
+        try:
+            found = await self._pull_async(max_messages, timeout_s, call)
+        except BaseException:  # as in pull()
+            call.undo()
+            raise
+        call.taken, call.has_ended = [], True
+        return found
+
+    async def _pull_async(self, max_messages: int, timeout_s: float | None, call: Call) -> list[Message]:
+        """Return what pull_async() does; the caller ends `call`, or undoes it."""
         deadline_s = _deadline_s(max_messages, timeout_s)
         loop = arguments.event_loop()
         readiness = self._ready()
@@ -585,15 +618,9 @@ class Consumer:
             try:
                 most = max_messages
                 if self._expects_suspects:
-                    self._begin_call()  # here: another thread goes on after a cancellation, when more may be delivered
+                    self._begin_call(call)  # here: another thread goes on after a cancellation, when more may be delivered
                     most = await loop.run_in_executor(None, self._commit_before_suspects, max_messages)
-                taken: _Taken = []
-                try:
-                    found, left_s, _ = self._try_pull(most, taken, deadline_s, is_committed=True)
-                except BaseException:
-                    for consumer, own in taken:
-                        consumer._take_own_back(own)
-                    raise
+                found, left_s, _ = self._try_pull(most, call, deadline_s, is_committed=True)
             except TurnTakenError as other:
                 if not await loop.run_in_executor(None, self._await_turn, other.session, deadline_s):
                     return []
@@ -653,18 +680,15 @@ class Consumer:
         from pyengine.formats.consume_queue import ENTRY
 
         rows = self._reader._named_rows(None if columns is None else tuple(columns), arguments.truth(decompress, "decompress"))
-        messages: list[Message] = []
-        try:
-            with self._pulling:
-                messages = self.pull(max_rows, timeout_s)
-                table = rows([(one.physical_offset, ENTRY.pack(one.physical_offset, one.size_bytes, 0)) for one in messages])
-                if missing := len(messages) - table.num_rows:
-                    self._missed += missing
-                    self._note(f"{missing} messages were removed before they were read")
-                return table
-        except BaseException:  # as in pull()
-            self._take_back(messages)
-            raise
+
+        def table_of(messages: list[Message]) -> pyarrow.Table:
+            table = rows([(one.physical_offset, ENTRY.pack(one.physical_offset, one.size_bytes, 0)) for one in messages])
+            if missing := len(messages) - table.num_rows:
+                self._missed += missing
+                self._note(f"{missing} messages were removed before they were read")
+            return table
+
+        return self._pull(max_rows, timeout_s, table_of)
 
     def _take_back(self, messages: Iterable[Message]) -> None:
         """Undo the delivery of these messages, which the program did not get."""
@@ -901,18 +925,27 @@ class Consumer:
         """With auto_commit, messages count as done only if they were delivered to `closer`; `until_s`: to when to wait for a recovery."""
         if self._pid != os.getpid():
             return
-        self._closing.set()
+        for one in self._consumers:
+            one._closing.set()
         self._is_due.set()
         self._stir()
         turns = [one._session._turn for one in self._consumers if isinstance(one._session, SharedSession)]
-        locks = [*turns, self._work, *(one._state for one in self._consumers)]
+        locks = [*turns, self._work, *(lock for one in self._consumers for lock in (one._state, one._pulling))]
         if until_s is None and any(lock._is_owned() for lock in locks):  # type: ignore[attr-defined]
             # A signal handler has interrupted a call, which another thread waits for: what that delivers, no program may have got.
             threading.Thread(target=self._close, args=(None,), name="pyengine-consumer-close").start()
             return
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
-        with self._pulling, self._work:
+        self._close_after(self._consumers, closer, until_s)
+
+    def _close_after(self, asked: list[Consumer], closer: _Asker | None, until_s: float | None) -> None:
+        """Close once the calls that ask these for messages have ended, which may wait for `_work`."""
+        if asked:
+            with asked[0]._pulling:
+                self._close_after(asked[1:], closer, until_s)
+            return
+        with self._work:
             if self._is_closed:
                 return
             until_s = time.monotonic() + CONNECT_TIMEOUT_S if until_s is None else until_s
@@ -924,7 +957,7 @@ class Consumer:
                     rest.callback(self._retries.close)
                 if self._session is not None:
                     for one in self._consumers if self._options.auto_commit else ():
-                        if _has_all(closer, one._asker):
+                        if _has_all(closer, one._asked):
                             with one._state:
                                 one._finish(None)
                     _after_recovery(self._reader.root, lambda: self._give_back(list(self._held.values())),
@@ -944,25 +977,23 @@ class Consumer:
 
     # -- fetch and deliver --------------------------------------------------------
 
-    def _next(self, max_messages: int, taken: _Taken, *, is_committed: bool = False) -> tuple[list[Message], bool]:
+    def _next(self, max_messages: int, call: Call, *, is_committed: bool = False) -> tuple[list[Message], bool]:
         """Return (messages, whether entries were read, even if filtered), from topics and retry topic in turn.
-
-        `taken` has whose messages they are, as those have them, once they count as delivered: the caller takes back what it cannot return.
 
         It waits for nothing but the disk, and for that not if `is_committed`: what is done was stored before suspects.
         """
-        taken.clear()
+        call.taken.clear()
         is_one = self._retried is None and not self._parts  # the common case
         if not is_committed and (self._has_suspects if is_one else self._expects_suspects):
-            self._begin_call()
+            self._begin_call(call)
             max_messages = self._commit_before_suspects(max_messages)
         if is_one:
-            return self._next_own(max_messages, taken)
+            return self._next_own(max_messages, call)
         has_moved, weights = False, sum(one._weight for one in self._consumers)
         busy: TurnTakenError | None = None
-        for consumer in self._begin_turn():
+        for consumer in self._begin_turn(call):
             try:
-                messages, moved = consumer._next_own(max_messages, taken)
+                messages, moved = consumer._next_own(max_messages, call)
             except TurnTakenError as error:  # the others are asked; it saves nothing for later, and is not paid for
                 busy = error
                 consumer._credit -= consumer._weight
@@ -982,18 +1013,18 @@ class Consumer:
     def _weight(self) -> int:
         return self._choice.weights.get(self.topic, 1)
 
-    def _begin_call(self) -> None:
-        """Note who asks; with auto_commit, what all consumers have delivered is done."""
+    def _begin_call(self, call: Call) -> None:
+        """Note what asks; with auto_commit, what all consumers have delivered is done."""
         for consumer in self._consumers:
             with consumer._state:
                 consumer._require_open()
-                consumer._asker = _asker_now()
+                consumer._asked = call
                 if self._options.auto_commit:
                     consumer._finish(None)
 
-    def _begin_turn(self) -> list[Consumer]:
+    def _begin_turn(self, call: Call) -> list[Consumer]:
         """Return the consumers in the order in which they are asked: smooth weighted round-robin, where the one that delivers pays."""
-        self._begin_call()
+        self._begin_call(call)
         for consumer in self._consumers:
             consumer._credit += consumer._weight
         return sorted(self._consumers, key=lambda one: (not one._has_suspects, -one._credit))
@@ -1033,23 +1064,23 @@ class Consumer:
                 for held in consumer._held.values():
                     held.flight.spared = {message.queue_offset for message in spared if message.queue_id == held.queue_id}
 
-    def _next_own(self, max_messages: int, taken: _Taken) -> tuple[list[Message], bool]:
+    def _next_own(self, max_messages: int, call: Call) -> tuple[list[Message], bool]:
         """Like _next(), from this consumer's own topic only."""
         with self._state:
             self._require_open()
             error, self._background_error = self._background_error, None
             if error is not None:
                 raise error
-            self._asker = _asker_now()
+            self._asked = call
             if self._options.auto_commit:
                 self._finish(None)
             if isinstance(self._session, SharedSession):
-                return self._next_shared(self._session, max_messages, taken)
+                return self._next_shared(self._session, max_messages, call)
             if self._reader._is_past(self._epoch):
                 self._await_comparison()
                 return [], False
             messages: list[Message] = []
-            taken.append((self, messages))
+            call.taken.append((self, messages))
             has_moved = False
             before = []
             try:
@@ -1073,13 +1104,13 @@ class Consumer:
                 messages.clear()
                 raise
 
-    def _next_shared(self, session: SharedSession, max_messages: int, taken: _Taken) -> tuple[list[Message], bool]:
+    def _next_shared(self, session: SharedSession, max_messages: int, call: Call) -> tuple[list[Message], bool]:
         """Like _next_own(), of all queues, together with the other members."""
         queues = [held for held in self._queues_in_turn() if isinstance(held, SharedAssignment)]
         flights = [held.shared for held in queues]
         read = [held for held in queues if held.queue_id not in self._paused and self._has_news(held)]
         messages: list[Message] = []
-        taken.append((self, messages))
+        call.taken.append((self, messages))
         has_moved = False
         if not read and not any(flight.has_notes for flight in flights):
             return messages, has_moved
@@ -1690,7 +1721,6 @@ class _Part(Consumer):
         self._whole._close(closer, until_s)
 
 
-_Taken = list[tuple[Consumer, list[Message]]]  # what counts as delivered to the program by this call, by consumer
 _Asker = tuple[int, "asyncio.Task[Any] | None"]  # a thread, and the task that runs in it
 
 
@@ -1698,14 +1728,39 @@ def _asker_now() -> _Asker:
     return threading.get_ident(), None if asyncio._get_running_loop() is None else asyncio.current_task()
 
 
-def _has_all(closer: _Asker | None, asker: _Asker | None) -> bool:
+class Call:
+    """One call that asks for messages. What it has `taken`, by consumer, counts as delivered, but the program has it once `has_ended`.
+
+    The caller sets that just before it returns, where no signal handler can come between, and drops what keeps the consumer.
+    """
+
+    __slots__ = ("asker", "has_ended", "taken")
+
+    def __init__(self) -> None:
+        self.asker = _asker_now()
+        self.taken: list[tuple[Consumer, list[Message]]] = []
+        self.has_ended = False
+
+    def undo(self, kept: Iterable[Message] = ()) -> None:
+        """Take back what the program does not get, except `kept`."""
+        places = {message.physical_offset for message in kept}
+        for consumer, messages in self.taken:
+            consumer._take_own_back([message for message in messages if message.physical_offset not in places])
+        self.taken.clear()
+
+
+def _unchanged(messages: list[Message]) -> list[Message]:
+    return messages
+
+
+def _has_all(closer: _Asker | None, asked: Call | None) -> bool:
     """Whether the one that closes is the one that asked last, or its task that has ended well: it is done with its messages.
 
     A task that returns something may have handed them over before it ended, as that of asyncio.wait_for in Python 3.11 does.
     """
-    if closer is None or asker is None or closer[0] != asker[0]:
+    if closer is None or asked is None or not asked.has_ended or closer[0] != asked.asker[0]:
         return False
-    task = asker[1]
+    task = asked.asker[1]
     return task in (None, closer[1]) or (
         task.done() and not task.cancelled() and not task.cancelling() and task._exception is None and task.result() is None)
 

@@ -29,7 +29,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, Unpack
 
 from pyengine import arguments
-from pyengine.client.consumer import ConsumeOptions, Consumer, RetryOptions, consume
+from pyengine.client.consumer import Call, ConsumeOptions, Consumer, RetryOptions, consume
 from pyengine.client.handler import give_back
 from pyengine.client.outgoing import PutAsyncOptions, PutManyOptions, PutOptions, RefusedError, put_topic_bytes
 from pyengine.engine_config import EngineSettings
@@ -354,16 +354,15 @@ class TypedConsumer(Generic[_Value]):
         """As Consumer.pull."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            messages = self.consumer.pull(max_messages, timeout_s)
             buried: list[Message] = []
-            try:
+
+            def values(messages: list[Message], buried: list[Message] = buried) -> list[Typed[_Value]]:
                 found, bad = self._decoded(messages)
-                if bad:
-                    self._bury(bad, buried)
-            except BaseException:
-                self._take_back(messages, buried)
-                raise
-            if found or not messages:
+                self._bury(bad, buried)
+                return found
+
+            found = self.consumer._pull(max_messages, timeout_s, values, buried)
+            if found or not buried:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
@@ -371,16 +370,17 @@ class TypedConsumer(Generic[_Value]):
         """As Consumer.pull_async."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            messages = await self.consumer.pull_async(max_messages, timeout_s)
+            call = Call()
             buried: list[Message] = []
             try:
-                found, bad = self._decoded(messages)
+                found, bad = self._decoded(await self.consumer._pull_async(max_messages, timeout_s, call))
                 if bad:
                     await arguments.in_thread(partial(self._bury, bad, buried))
             except BaseException:
-                self._take_back(messages, buried)
+                call.undo(buried)
                 raise
-            if found or not messages:
+            call.taken, call.has_ended = [], True
+            if found or not buried:
                 return found
             timeout_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
@@ -403,15 +403,9 @@ class TypedConsumer(Generic[_Value]):
                 give_back(self.consumer, message, -1, reason=reason)
             buried.append(message)
 
-    def _take_back(self, messages: Iterable[Message], buried: Iterable[Message]) -> None:
-        """Let the messages come again that the program did not get, except those that are dead letters."""
-        done = {id(message) for message in buried}
-        self.consumer._take_back([message for message in messages if id(message) not in done])
-
     def __iter__(self) -> Iterator[Typed[_Value]]:
         """Yield values as they arrive, one by one, until close()."""
-        while not self.consumer._closing.is_set():
-            yield from self.pull(1, timeout_s=None)
+        return self.consumer._each_of(self.pull)
 
     async def __aiter__(self) -> AsyncIterator[Typed[_Value]]:
         """Yield values as they arrive, one by one, until close()."""

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -34,6 +34,7 @@ from fix_client import (
 from fix_engine import EACH_MODE
 from fix_failpoints import Interrupted
 from fix_store_builder import START_MS
+from interrupting import interrupt, interrupted_at_each_place
 from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.client.group_session import AssignedQueue
 from pyengine.client.retries import RetriedMessage
@@ -384,6 +385,95 @@ def test_a_signal_handler_that_raises_at_the_end_of_a_pull_loses_no_message(buil
         pull(3)
     take(3, 6)
     assert got == expected
+
+
+class Raw:
+    content_type = "text/plain"
+    encode = decode = staticmethod(bytes)
+
+
+def typed(consumer) -> pyengine.TypedConsumer:
+    return pyengine.TypedConsumer(pyengine.Topic("orders", bytes, codec=Raw), consumer)
+
+
+def asked_async(consumer) -> list:
+    try:
+        consumer.pull_async(2).send(None)
+    except StopIteration as end:
+        return end.value
+
+
+def asked_in_a_loop(consumer, iterators=[]) -> list:  # noqa: B006 - keeps the last one, whose end is a place of its own
+    iterators[:] = [iter(consumer)]
+    for message in iterators[0]:
+        return [message]
+    return []
+
+
+ASKS = {
+    "pull": lambda consumer: consumer.pull(2),
+    "pull_async": asked_async,
+    "pull_arrow": lambda consumer: consumer.pull_arrow(2),
+    "iteration": asked_in_a_loop,
+    "typed": lambda consumer: typed(consumer).pull(2),
+    "part": lambda consumer: consumer.part("orders").pull(2),
+}
+BODIES = {
+    "pull_arrow": lambda table: table["body"].to_pylist(),
+    "typed": lambda values: [each.value for each in values],
+}
+
+
+@pytest.mark.parametrize(("ask", "raises", "options"), [
+    *((ask, True, {}) for ask in ASKS), ("pull", False, {}), ("iteration", False, {}), ("typed", False, {}),
+    ("pull", True, {"sharing": "messages"}), ("part", True, {"topic": ["other", "orders"]}), ("pull", True, {"topic": ["other", "orders"]}),
+], ids=str)
+def test_what_a_pull_has_not_returned_is_not_done_when_a_signal_handler_closes(builder, consume, ask, raises, options):
+    if ask == "pull_arrow":
+        pytest.importorskip("pyarrow")
+    fill(builder, 200)
+    builder.put("other", b"other")
+    got, found = set(), None
+
+    def begin() -> pyengine.Consumer:
+        consumer = consume(**options)
+        while not (first := consumer.part("orders").pull(1)):
+            pass
+        got.update(bodies(first))
+        return consumer
+
+    def call() -> None:
+        nonlocal found
+        with suppress(*() if ask == "iteration" else (UsageError,)):  # it was closed before it asked
+            found = ASKS[ask](consumer)
+
+    def handler() -> None:
+        consumer.close()
+        if raises:
+            interrupt()
+
+    async def main() -> None:
+        nonlocal consumer, found
+        for _ in interrupted_at_each_place(call, handler, last=20):
+            consumer.close()
+            eventually(lambda: "closed" in repr(consumer), "it is closed")
+            got.update(BODIES.get(ask, bodies)(found) if found is not None else ())
+            assert got >= {b"0-%d" % number for number in range(stored(builder)[0])}
+            consumer, found = begin(), None
+
+    consumer = begin()
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ask", [ask for ask in ASKS if ask != "pull_async"])
+def test_a_signal_handler_that_closes_ends_a_pull_that_waits_with_nothing(consume, monkeypatch, ask):
+    if ask == "pull_arrow":
+        pytest.importorskip("pyarrow")
+    consumer = consume()
+    wait = consumer._wait
+    monkeypatch.setattr(consumer, "_wait", lambda *given: (consumer.close(), wait(*given)))
+    assert len(ASKS[ask](consumer)) == 0
+    eventually(lambda: "closed" in repr(consumer), "it is closed")
 
 
 def test_an_iterator_and_a_part_keep_a_consumer(builder, consume):

@@ -145,9 +145,9 @@ def test_a_signal_handler_that_raises_at_the_end_of_the_call_loses_no_row(builde
 
 def test_messages_of_a_segment_that_is_deleted_meanwhile_count_as_missed(builder, monkeypatch):
     with consume(builder) as consumer:
-        pull = consumer.pull
+        wait = consumer._next_or_wait
         segment = builder.segment(0)
-        monkeypatch.setattr(consumer, "pull", lambda *arguments: (pull(*arguments), segment.unlink(missing_ok=True))[0])
+        monkeypatch.setattr(consumer, "_next_or_wait", lambda *arguments: (wait(*arguments), segment.unlink(missing_ok=True))[0])
         table = consumer.pull_arrow(1000, columns=["physicalOffset"])
         assert min(table["physicalOffset"].to_pylist()) >= 4096
         assert consumer.missed == 90 - table.num_rows > 0 and "were removed" in consumer.notes[-1]
