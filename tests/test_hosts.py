@@ -77,6 +77,13 @@ def test_a_compose_file_is_valid_by_the_schema_of_the_specification(name):
     assert not validator.is_valid(document), "a field that does not exist is seen"
 
 
+@pytest.mark.parametrize("name", ["compose.yaml", "cluster.yaml"])
+def test_what_serves_comes_up_again_with_the_machine(name):
+    """An orderly stop, with which the machine goes down, exits with 0."""
+    restarts = {service: each.get("restart") for service, each in compose(name)["services"].items() if service != "secret"}
+    assert set(restarts.values()) == {"unless-stopped"}
+
+
 @pytest.mark.parametrize("document", manifests(), ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
 def test_a_manifest_is_valid_by_the_schema_of_the_api(document):
     kubernetes_validate.validate(document, KUBERNETES, strict=True)
