@@ -127,8 +127,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.STUCK, lost),
         Finding(Verdict.READ_ONLY, _why_full(refused, document["disk"])),
         Finding(Verdict.READ_ONLY, why_fenced(refused)),
-        Finding(Verdict.STOPPING, "the engine is stopping" if document["stopping"] else ""),
-        _supervisor(memory, living, workers),
+        _supervisor(memory, living, document),
         Finding(Verdict.STUCK, "; ".join(still)),
         *_blocked_workers(blocked_reasons),
         *_replication(identity, document["replication"]),
@@ -176,12 +175,15 @@ def why_fenced(refused: int) -> str:
             "(broker_role=SLAVE and ha_master_address=HOST:PORT)")
 
 
-def _supervisor(memory: EngineMemory, living: Sequence[int], workers: Sequence[dict[str, Any]]) -> Finding:
-    """Judge an engine without supervisor: it works on unless a needed worker is dead too."""
+def _supervisor(memory: EngineMemory, living: Sequence[int], document: dict[str, Any]) -> Finding:
+    """Judge a stop, and an engine without supervisor: it works on unless a needed worker is dead too."""
     if native.SUPERVISOR in living:
-        return Finding(Verdict.WARNING, "")
+        return Finding(Verdict.STOPPING, "the engine is stopping" if document["stopping"] else "")
+    if document["stopping"]:
+        return Finding(Verdict.STUCK, "the supervisor ended while it stopped the engine: `pyengine stop` finishes that, `pyengine start` "
+                                      "takes over")
     kinds = kinds_for(memory.identity.mode, bool(memory.identity.replicates))
-    states = {one["kind"]: one["state"] for one in workers}
+    states = {one["kind"]: one["state"] for one in document["workers"]}
     dead = [kind.name for kind in kinds if kind.name in NEEDED and states.get(kind.name) not in ("starting", "ready", "stopping")]
     sentence = "no supervisor is running: dead workers are not restarted; `pyengine start` takes over"
     if dead:

@@ -211,6 +211,17 @@ def test_an_engine_that_stops_is_still_running(owner):
     assert (status(owner)["state"], status(owner)["stopping"], status(owner)["verdict"]) == ("running", True, "stopping")
 
 
+def test_an_engine_whose_supervisor_ended_during_the_stop_is_stuck(owner):
+    owner.publish(native.STATE_STOPPING)
+    owner.lock.close()
+    with StoreLock(owner.root) as worker_lock:
+        worker_lock.share()
+        worker_lock.take_kind(native.WRITER)
+        document = status(owner, code=6)
+    assert (document["stopping"], document["verdict"]) == (True, "stuck") and "`pyengine stop` finishes that" in document["summary"]
+    assert "is stopping" not in str(document["findings"])
+
+
 def test_an_owner_that_has_not_published_is_recovering(owner):
     document = status(owner)
     assert (document["state"], document["verdict"], document["summary"]) == (
