@@ -38,6 +38,7 @@ from pyengine.ipc.crashed_engine_memory import open_crashed_memory
 from pyengine.ipc.heartbeat import build_id, is_alive, is_stopped
 from pyengine.ipc.live_reader import dead_engine
 from pyengine.ipc.replication import Replication
+from pyengine.ipc.sessions import no_room_reason
 from pyengine.ipc.shared_objects import KIND_NAMES, NAME_SERVERS, POPS, find_folder
 from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
@@ -388,7 +389,8 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "role": ROLE_NAMES[identity.role],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
-        "takes_puts": state == native.STATE_RUNNING and not frozen and not refused and workers[native.WRITER]["state"] == "ready",
+        "takes_puts": (state == native.STATE_RUNNING and not frozen and not refused and workers[native.WRITER]["state"] == "ready"
+                       and _is_open(memory, living, workers)),
         "build": build_id(),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
@@ -421,6 +423,16 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     }
     findings = [*judge(memory, sentence_if_lost(store, memory.missing_names(), living), living, blocked_reasons, document), *more]
     return conclude(findings, all_is_well(document)) | document, figures
+
+
+def _is_open(memory: EngineMemory, living: Sequence[int], workers: Sequence[dict[str, Any]]) -> bool:
+    """Whether clients reach the writer: by the gateway, which has a session, and without one by new sessions of their own."""
+    if memory.identity.gateway:
+        return bool(workers[native.GATEWAY]["state"] == "ready")
+    try:
+        return native.SUPERVISOR in living and not no_room_reason(memory)
+    except OSError:
+        return False
 
 
 def _statistics(store: MessageStore, created_ms: int, figures: Statistics) -> dict[str, Any]:

@@ -81,6 +81,12 @@ class SlotsDrainingError(DiskFullError):
     """All slots are taken, but some will be free once the writer has drained them."""
 
 
+def no_room_reason(memory: EngineMemory) -> str:
+    """Return why shared memory has no room for a new session; "" if it has. OSError if that cannot be found out."""
+    folder, needed = memory.folder.path, native_session.session_bytes(memory.identity.session_ring_bytes_default)
+    return f"no session can be opened: {folder.parent} has no room for {needed:,} bytes" if free_bytes(folder) < needed else ""
+
+
 class Sessions:
     """Opens sessions, marks them dead, removes their objects."""
 
@@ -384,17 +390,13 @@ class SessionServer:
 
     def no_session_reason(self) -> str:
         """Return why a request for a session would fail now; "" if it would succeed."""
-        folder = self._memory.folder.path
-        needed = native_session.session_bytes(self._memory.identity.session_ring_bytes_default)
         try:
-            os.close(os.open(folder / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-            if free_bytes(folder) < needed:
-                return f"no session can be opened: {folder.parent} has no room for {needed:,} bytes"
+            os.close(os.open(self._memory.folder.path / CONTROL, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            return no_room_reason(self._memory)
         except FileNotFoundError:  # the engine stops for that reason
             return ""
         except OSError as error:
             return f"no session can be opened: {error.strerror}"
-        return ""
 
     def close(self) -> None:
         """Refuse new sessions from now on; open ones continue."""

@@ -28,6 +28,7 @@ from fix_owner import add_sync
 from pyengine.cli import metrics as metrics_module
 from pyengine.cli.metrics import CONNECTIONS_MAX, Exposition, _replication, serve
 from pyengine.formats.paths import set_log_folders
+from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -280,6 +281,36 @@ def test_an_engine_is_alive_until_it_stops_and_ready_while_it_takes_puts(make_en
         eventually(lambda: ask(url, "/readyz")[0] == 200, "it is ready again")
         engine.stop()
         assert ask(url, "/healthz") == ask(url, "/readyz") == (503, "stopped: no engine runs\n")
+
+
+def test_it_is_not_ready_while_no_session_can_be_opened(make_engine, monkeypatch):
+    engine = make_engine()
+    engine.start()
+    with answering(engine.root) as url:
+        eventually(lambda: ask(url, "/readyz")[0] == 200, "it is ready")
+        monkeypatch.setattr(sessions, "free_bytes", lambda folder: 0)
+        assert ask(url, "/readyz")[0] == 503
+        monkeypatch.undo()
+        assert ask(url, "/readyz")[0] == 200
+        engine.kill("supervisor")
+        eventually(lambda: ask(url, "/readyz")[0] == 503, "no supervisor opens one")
+        assert "no supervisor is running" in ask(url, "/readyz")[1]
+
+
+def test_it_is_not_ready_and_its_broker_takes_no_puts_while_no_gateway_runs(make_engine):
+    engine = make_engine(gateway_enable=True, gateway_broker_port=0, gateway_namesrv_port=0, grpc_enable=False)
+    engine.start()
+
+    def told(url):
+        return ask(url, "/readyz")[0], value(families(get(url)), "pyengine_broker_takes_puts")
+
+    with answering(engine.root) as url:
+        eventually(lambda: told(url) == (200, 1), "it is ready")
+        engine.kill("supervisor")
+        engine.kill("gateway")
+        eventually(lambda: told(url) == (503, 0), "no gateway runs")
+        engine.start()
+        eventually(lambda: told(url) == (200, 1), "it is ready again")
 
 
 def test_readiness_names_the_reason_for_refused_puts(make_owner):
