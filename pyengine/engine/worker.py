@@ -48,6 +48,7 @@ from pyengine.storage.message_store import MessageStore
 
 OWNER_WAIT_S = 30.0
 POLL_INTERVAL_S = 0.02
+LATE_POLL_INTERVAL_S = 0.2  # after the first second: under a service manager a worker waits as long as the store is refused
 NAMES_CHECK_INTERVAL_S = 1.0  # interval of the check that the store's folder and the names in shared memory are in their places
 WORKER_FILES = 32    # that a worker which serves connections has open without any
 PAUSE_S_MAX = 5.0    # longest sleep of a worker, whatever its interval: it must check the names and record a heartbeat
@@ -254,16 +255,16 @@ def attach(kind: int, root: Path, wait_s: float, descriptor: int = -1) -> Worker
     EngineUnavailableError after `wait_s`, or at once if that folder was removed, says what was missing; StoreBusyError: another
     worker of this kind runs.
     """
-    deadline_s = time.monotonic() + wait_s
+    began_s = time.monotonic()
     while True:
         try:
             return _attach_now(kind, root, descriptor)
         except EngineUnavailableError as error:
             if descriptor >= 0 and os.fstat(descriptor).st_nlink == 0:
                 raise EngineUnavailableError(f"{root} was removed") from None
-            if time.monotonic() >= deadline_s:
+            if time.monotonic() - began_s >= wait_s:
                 raise EngineUnavailableError(f"waited {wait_s:g} s for the owner of {root}: {error}") from None
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S if time.monotonic() - began_s < 1 else LATE_POLL_INTERVAL_S)
 
 
 def _attach_now(kind: int, root: Path, descriptor: int) -> Worker:

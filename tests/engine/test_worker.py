@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from pyengine.engine import log_file
+from pyengine.engine import log_file, worker
 from pyengine.engine.kinds import WorkerExit
 from pyengine.engine.log_file import log_event
+from pyengine.errors import EngineUnavailableError
 from pyengine.events import Event
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -207,6 +209,20 @@ def test_a_worker_does_not_wait_for_the_engine_of_a_folder_that_was_removed(tmp_
     finally:
         os.close(descriptor)
     assert done.returncode == WorkerExit.BOOT_FAILED and f"cannot start: {root} was removed" in done.stderr
+
+
+def test_a_worker_polls_seldom_for_a_store_that_is_not_served_for_long(tmp_path, monkeypatch):
+    now_s, sleeps_s = 0.0, []
+
+    def sleep(seconds):
+        nonlocal now_s
+        now_s += seconds
+        sleeps_s.append(seconds)
+
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    with pytest.raises(EngineUnavailableError, match="waited 30 s"):
+        worker.attach(KIND, tmp_path / "none", 30)
+    assert max(sleeps_s[:40]) < 0.1 and len(sleeps_s) < 300
 
 
 def test_a_worker_started_early_begins_when_the_owner_is_ready(make_owner):
