@@ -134,7 +134,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         *_replication(identity, document["replication"]),
         *(Finding(Verdict.WARNING, f"the gateway is not registered with the name server {one['address']}: {one['problem']}")
           for one in document["name_servers"] if not one["registered"]),
-        Finding(Verdict.WARNING, reason),
+        Finding(Verdict.WARNING, "" if frozen or memory.state == native.STATE_DEGRADED else reason),
         Finding(Verdict.WARNING, _why_clock(identity, document["last_store_timestamp_ms"])),
         Finding(Verdict.WARNING, _why_mixed(workers)),
     ]

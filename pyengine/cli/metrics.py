@@ -85,7 +85,7 @@ def metrics(store: Path, settings: dict[str, str], as_json: bool, listen: tuple[
     \b
     Examples:
       pyengine metrics STORE --listen 127.0.0.1:0
-      pyengine metrics STORE --once > /var/lib/node_exporter/pyengine.prom
+      pyengine metrics STORE --once > new && mv new pyengine.prom
     """
     load_config(existing_store(store), settings)  # a wrong setting is an error now, not at the first scrape
     exposition = Exposition(store, settings)

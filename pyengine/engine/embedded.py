@@ -41,6 +41,7 @@ from pyengine.errors import (
     ExitCode,
     StoreBusyError,
     UsageError,
+    command,
 )
 from pyengine.formats.small_file import closed_on_error, keep_standard_descriptors, opened
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings, restart_differences
@@ -542,8 +543,8 @@ def _signal_supervisor(root: Path, pid: int, number: int, timeout_s: float) -> N
 
 
 def _still_stopping(root: Path, pid: int, timeout_s: float) -> EngineError:
-    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; {root / log_file.NAME} tells what it "
-                       f"waits for; alive: {name_processes(root, living_kinds(root))}")
+    return EngineError(f"the engine on {root} (pid {pid}) is still stopping after {timeout_s:g} s; {command('status', root)} and "
+                       f"{root / log_file.NAME} tell what it waits for; alive: {name_processes(root, living_kinds(root))}")
 
 
 def supervisor_pid(root: str | os.PathLike[str]) -> int | None:

@@ -81,7 +81,7 @@ def test_a_frozen_store_is_read_only_names_the_cause_and_exits_with_6(owner):
     native.store(owner.control.state, "state", native.STATE_READ_ONLY)
     document = status(owner, code=6)
     assert (document["state"], document["read_only"]) == ("read_only", True)
-    assert "fdatasync failed" in document["reason"]
+    assert "fdatasync failed" in document["reason"] and len(document["findings"]) == 1
 
 
 def test_status_reports_a_full_disk_as_read_only(owner):

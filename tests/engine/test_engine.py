@@ -354,7 +354,7 @@ def test_an_engine_that_was_too_slow_to_stop_is_waited_for_by_the_next_stop(root
     pid = engine.pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        with pytest.raises(EngineError, match=f"pid {pid}. is still stopping after 0.2 s"):
+        with pytest.raises(EngineError, match=f"pid {pid}. is still stopping after 0.2 s; `pyengine status"):
             engine.stop(timeout_s=0.2)
         assert engine.pid == pid
     finally:
