@@ -34,7 +34,7 @@ from pyengine.gateway.connections import (
     host_of,
 )
 from pyengine.gateway.members import GROUPS_OF_CLIENT_MAX
-from pyengine.gateway.wire import LANGUAGES, Frame, write_json
+from pyengine.gateway.wire import JSON_BYTES_MAX, LANGUAGES, Frame, Raw, write_json
 from pyengine.ipc.sessions import connect_socket
 from pyengine.ipc.shared_objects import GATEWAY_SOCKET
 
@@ -85,7 +85,7 @@ class GrpcClient:
         self.namespace = ""                     # of its topics and groups
         self._link: AskingConnection | None = None
         self._connecting = asyncio.Lock()
-        self.settings: Any = None               # of its last Telemetry
+        self.subscriptions: Raw | None = None   # of its last Telemetry, as in a heartbeat: its message may take 20 times its bytes
         self.groups: set[str] = set()           # in which it consumes
         self.producer_groups: set[str] = set()  # topics in whose transactions it is asked
         self.streams = 0                        # of Telemetry, now
@@ -187,13 +187,23 @@ class GrpcClient:
         prefix = f"{self.namespace}%"
         return (self.namespace, name.removeprefix(prefix)) if self.namespace and name.startswith(prefix) else ("", name)
 
-    def heartbeat(self) -> bytes:
-        """Return the body of this client's heartbeat."""
-        subscriptions = [] if self.settings is None else self.settings.subscription.subscriptions
-        rows: list[dict[str, object]] = [{
+    def take(self, settings: Any) -> None:
+        """Take the settings of a Telemetry; TooManyClientsError for more than the gateway takes from one client."""
+        rows = Raw(write_json([{
             "classFilterMode": False, "codeSet": [], "expressionType": "SQL92" if each.expression.type == SQL else "TAG",
             "subString": each.expression.expression or "*", "subVersion": 0, "tagsSet": [], "topic": self.name_of(each.topic),
-        } for each in subscriptions]
+        } for each in settings.subscription.subscriptions]))
+        self._check(rows)
+        self.subscriptions = rows
+
+    def _check(self, rows: bytes) -> None:
+        if (size_bytes := len(rows) * max(1, len(self.groups))) > JSON_BYTES_MAX:
+            raise TooManyClientsError(f"subscriptions of {size_bytes} bytes in all groups of a client: at most {JSON_BYTES_MAX}")
+
+    def heartbeat(self) -> bytes:
+        """Return the body of this client's heartbeat; TooManyClientsError as by take()."""
+        rows = self.subscriptions or Raw(b"[]")
+        self._check(rows)
         return write_json({
             "clientID": self.client_id,
             # One whose stream has ended cannot be asked; the gateway does so for 120 s more.
@@ -319,7 +329,8 @@ class GrpcClients:
         """Leave out the clients that are silent, and those whose stream has ended and was not opened again."""
         now_s = time.monotonic()
         for client in list(self._clients.values()):
-            if not client.calls and not client.streams and now_s - client.seen_s > (LEFT_S if client.settings is not None else SILENT_S):
+            silent_s = SILENT_S if client.subscriptions is None else LEFT_S
+            if not client.calls and not client.streams and now_s - client.seen_s > silent_s:
                 await self.remove(client)
 
     def surplus(self, ports: Collection[int], known: Collection[str]) -> dict[str, int]:

@@ -23,6 +23,8 @@ from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTI
 from pyengine.formats.record import Message, decode_message_id, encode_properties, split_keys
 
 _PROTO = Path(__file__).with_name("rocketmq_v2.textproto")
+REQUEST_BYTES_MAX = 1 << 20  # beside the bodies of messages
+FIELD_BYTES = 16            # about: what each field of a request takes beside its bytes
 GROUP_BYTES_MAX = 63        # of a message group, as in RocketMQ
 ID_CHARS_MAX = 256          # of a message id: clients' have 34
 SECONDS_MAX = 253_402_300_799  # of a timestamp: the end of 9999
@@ -65,9 +67,52 @@ class Schema:
         service, = self.descriptor.services_by_name.values()
         self.service: str = service.full_name
         self.methods = service.methods_by_name
+        self._messages_tag, self._body_tag = (  # of their fields
+            getattr(self, kind).DESCRIPTOR.fields_by_name[name].number << 3 | 2
+            for kind, name in (("SendMessageRequest", "messages"), ("Message", "body")))
+
+    def bytes_beside_bodies(self, sent: bytes) -> int:
+        """Return about how much an encoded SendMessageRequest has beside bodies; no more than REQUEST_BYTES_MAX is looked at.
+
+        To parse millions of tiny fields takes long, and much memory; of a map, even minutes.
+        """
+        at = end = found = 0  # end: of a message
+        try:
+            while at < len(sent) and found <= REQUEST_BYTES_MAX:
+                begin, is_inside = at, at < end
+                tag, at = _number(sent, at)
+                if tag & 7 == 2:
+                    size, at = _number(sent, at)
+                    if not is_inside and tag == self._messages_tag:
+                        end = at + size
+                    elif is_inside and tag == self._body_tag:
+                        begin = at = at + size
+                    else:
+                        at += size
+                elif tag & 7 == 0:
+                    at = _number(sent, at)[1]
+                else:  # of no field that it has
+                    return len(sent)
+                if is_inside and at > end:
+                    return len(sent)
+                found += at - begin + FIELD_BYTES
+        except IndexError:
+            return len(sent)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"apache.rocketmq.v2 has no {name}")
+
+
+def _number(sent: bytes, at: int) -> tuple[int, int]:
+    """Return a number of an encoded message, and where it ends; IndexError."""
+    found = 0
+    for shift in range(0, 70, 7):
+        found |= (sent[at] & 0x7F) << shift
+        at += 1
+        if sent[at - 1] < 0x80:
+            return found, at
+    raise IndexError
 
 
 # ---- a message that is sent ----------------------------------------------------------

@@ -34,6 +34,7 @@ from pyengine.gateway.connections import INT32_MASK, Limits, TurnExecutor, host_
 from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, BoundedLog, repeat
 from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of
 from pyengine.gateway.grpc_messages import (
+    REQUEST_BYTES_MAX,
     CallRefusedError,
     Schema,
     Translator,
@@ -42,6 +43,7 @@ from pyengine.gateway.grpc_messages import (
     transaction_fields,
     transaction_id,
 )
+from pyengine.gateway.members import SUBSCRIPTIONS_MAX
 from pyengine.gateway.names import Names, group_fault, topic_fault
 from pyengine.gateway.pop import EXPIRED
 from pyengine.gateway.tasks import Tasks
@@ -59,9 +61,8 @@ GATEWAY_ANSWER_S = 60.0         # after a held receive has ended: what comes lat
 INVISIBLE_MS = 60_000           # of a message whose consumer's worker renews it: after the end of its connection
 INVISIBLE_MS_MAX = 12 * 3_600_000
 BATCH_MAX = 32                  # messages of one receive
-REQUEST_BYTES_MAX = 1 << 20     # of one without messages
 ENDPOINTS_BYTES_MAX = 4096      # of the address that a client used: each queue of an answer has it
-ENTRIES_MAX = 1024              # of one acknowledgement
+ENTRIES_MAX = 1024              # of one acknowledgement, and messages of one send
 READ_AHEAD_S = 0.1              # between two looks for changed topics and groups
 EXPIRE_S = 1.0                  # between two looks for clients that have gone
 CALLS_OF_CONNECTION_MAX = 1024  # at a time
@@ -219,23 +220,27 @@ class GrpcServer:
             else:
                 make = grpc.unary_unary_rpc_method_handler
             request, answer = (getattr(self._v2, each.name) for each in (method.input_type, method.output_type))
-            work = self._serving((streams if method.server_streaming else serve).get(name, self._not_served), method, answer,
+            work = self._serving((streams if method.server_streaming else serve).get(name, self._not_served), method, request, answer,
                                  may_be_large=name == "SendMessage")
-            handlers[name] = make(work, request.FromString, answer.SerializeToString)
+            handlers[name] = make(work, None, answer.SerializeToString)
         return handlers
 
-    def _serving(self, work: Work, method: Any, answer_of: Any, *, may_be_large: bool) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _serving(self, work: Work, method: Any, request_of: Any, answer_of: Any, *, may_be_large: bool
+                 ) -> Callable[[Any, Any], Awaitable[Any]]:
         """Return what serves a method's calls by `work`, which returns the answer, or writes those of a stream."""
-        async def serve(request: Any, context: Any) -> Any:
+        async def serve(sent: Any, context: Any) -> Any:
+            """Serve a call: bytes, or a stream of them. They are parsed here, since tiny parts of a large request take long."""
             self._background.follow(asyncio.current_task())
+            request = sent if method.client_streaming else request_of()
             try:
+                if not method.client_streaming:
+                    _check_size(self._v2.bytes_beside_bodies(sent) if may_be_large else len(sent))
+                    request = request_of.FromString(sent)
                 if (left_s := context.time_remaining()) is not None and left_s <= DEADLINE_S:
                     raise CallRefusedError("TOO_MANY_REQUESTS", "no time is left before the call's deadline")
                 async with self._call(context) as client:
-                    if not (may_be_large or method.client_streaming):
-                        _check_size(request)
                     with contextlib.nullcontext() if method.server_streaming else self._clients.holding(
-                            client, request.ByteSize() if may_be_large else 0):
+                            client, len(sent) if may_be_large else 0):
                         await self._clients.turn(client)
                         return await work(client, request, context)
             except CallRefusedError as refused:
@@ -413,11 +418,14 @@ class GrpcServer:
 
     async def _take_settings(self, client: GrpcClient, commands: Any, context: Any) -> None:
         v2 = self._v2
-        async for command in commands:
-            _check_size(command)
+        async for sent in commands:
+            _check_size(len(sent))
+            command = v2.TelemetryCommand.FromString(sent)
             if command.WhichOneof("command") != "settings":
                 continue  # what a client says of itself
             settings = command.settings
+            if max(len(settings.publishing.topics), len(settings.subscription.subscriptions)) > SUBSCRIPTIONS_MAX:
+                raise CallRefusedError("TOO_MANY_REQUESTS", f"settings with more than {SUBSCRIPTIONS_MAX} topics")
             if settings.HasField("publishing"):
                 client.add(client.producer_groups, map(client.name_of, settings.publishing.topics))
                 settings.backoff_policy.CopyFrom(v2.RetryPolicy(max_attempts=3, exponential_backoff=v2.ExponentialBackoff(multiplier=2)))
@@ -425,14 +433,14 @@ class GrpcServer:
                 backoff.initial.nanos, backoff.max.seconds = 10_000_000, 1
                 settings.publishing.max_body_size = self._config.max_message_size_bytes
                 settings.publishing.validate_message_type = True
+                client.take(settings)
             else:
                 group = self._group(client, settings.subscription.group)
                 client.add(client.groups, [group])
-                client.settings = settings
+                client.take(settings)
                 await self._beat(client, context)  # a new group is known from now on
                 await self._names.read_ahead()  # as above
                 self._give_subscription(settings, await self._group_row(group))
-            client.settings = settings
             status = await self._beat(client, context)
             async with client.writing:
                 await context.write(v2.TelemetryCommand(status=status, settings=settings))
@@ -470,8 +478,8 @@ class GrpcServer:
     # ---- sends --------------------------------------------------------------------
 
     async def _send(self, client: GrpcClient, request: Any, context: Any) -> Any:
-        if not request.messages:
-            raise CallRefusedError("BAD_REQUEST", "the request has no message")
+        if not 0 < len(request.messages) <= ENTRIES_MAX:
+            raise CallRefusedError("BAD_REQUEST", f"a request to send has 1 to {ENTRIES_MAX} messages")
         answer = self._v2.SendMessageResponse()
         for message in request.messages:  # one after the other: those of a message group keep their order
             try:
@@ -642,9 +650,9 @@ def _options(config: EngineConfig) -> list[tuple[str, int]]:
             ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_ping_strikes", 0)]
 
 
-def _check_size(request: Any) -> None:
-    if (size_bytes := request.ByteSize()) > REQUEST_BYTES_MAX:
-        raise CallRefusedError("PAYLOAD_TOO_LARGE", f"a request of {size_bytes} bytes without messages: at most {REQUEST_BYTES_MAX}")
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > REQUEST_BYTES_MAX:
+        raise CallRefusedError("PAYLOAD_TOO_LARGE", f"a request of {size_bytes} bytes beside messages' bodies: at most {REQUEST_BYTES_MAX}")
 
 
 def _scheme(v2: Schema, host: str) -> int:

@@ -73,7 +73,8 @@ def test_a_client_leaves_when_it_is_silent_for_longer_than_from_one_heartbeat_to
         async with FakeGateway(tmp_path) as gateway:
             clients = GrpcClients(tmp_path, Limits(), 4096)
             client = clients.find("c", "ipv4:10.0.0.7:1", "", "", is_secure=False)
-            client.settings, client.groups = V2.Settings(), {"g"}
+            client.take(V2.Settings())
+            client.groups = {"g"}
             await client.ask(codes.HEART_BEAT, {}, client.heartbeat(), until_s=later())
             gateway.asked.remove(codes.HEART_BEAT)  # that of the new connection
             client.seen_s -= silent_s

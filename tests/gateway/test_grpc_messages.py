@@ -127,6 +127,21 @@ def test_a_born_time_that_is_none_is_now(born_s):
     assert before_ms <= int(TRANSLATOR.send_fields(sent, "orders", 0)["g"]) <= time.time_ns() // 1_000_000
 
 
+def test_of_a_send_only_the_bodies_are_not_counted():
+    sent = V2.SendMessageRequest(messages=[V2.Message(body=bytes(2 << 20), topic=V2.Resource(name="t"))] * 3).SerializeToString()
+    assert V2.bytes_beside_bodies(sent) < 300
+    sent = V2.SendMessageRequest(messages=[V2.Message(user_properties={"n": "x" * 1000})]).SerializeToString()
+    assert 1000 < V2.bytes_beside_bodies(sent) < 1200
+    assert V2.bytes_beside_bodies(b"") == 0
+
+
+@pytest.mark.parametrize("begin", [
+    b"", b"\x0a\x04\x22\xff\xff\x7f", b"\x0b\x0a\x04\x22\xff\xff\x7f\x0c", b"\x0a\x06\x0a\x04\x22\xff\xff\x7f", b"\x09",
+    b"\xff" * 20, b"\x22\xff\xff\x7f"], ids=["no", "beyond-its-message", "in-a-group", "in-a-topic", "fixed", "endless", "outside"])
+def test_no_body_that_is_none_hides_the_parts_of_a_send(begin):
+    assert V2.bytes_beside_bodies(begin + b"\x0a\x00" * 1_000_000) > 1 << 20
+
+
 # ---- what is received ------------------------------------------------------------------
 
 

@@ -197,7 +197,7 @@ def test_consumers_see_the_host_that_the_producer_named(grpc_store, topic):
 
 
 def test_properties_beyond_the_store_s_limit_are_refused(grpc_store, topic):
-    for text in ("x" * 33_000, "\u00fc" * 17_000, '"' * 3_000_000):
+    for text in ("x" * 33_000, "\u00fc" * 17_000, '"' * 1_000_000):
         entry = grpc_store.caller().send(topic, b"x", user_properties={"n": text})
         assert entry.status.code == V2.MESSAGE_PROPERTIES_TOO_LARGE
     late = message(topic, b"x", message_type=V2.DELAY, user_properties={"n": "x" * 32_650})  # room for its own, not for those of the delay
@@ -534,6 +534,41 @@ def test_requests_without_messages_are_small(grpc_store, topic):
     settings = {"client_type": V2.PRODUCER, "publishing": V2.Publishing(topics=[V2.Resource(name="x" * 2_000_000)])}
     assert caller.settings(**settings).status.code == V2.PAYLOAD_TOO_LARGE
     assert caller.send(topic, b"body").status.code == V2.OK
+
+
+def raw(caller, method: str, *pieces: bytes):
+    """A call with these bytes; its answer."""
+    answer = getattr(V2, V2.methods[method].output_type.name)
+    return caller.channel.unary_unary(f"/{V2.service}/{method}", None, answer.FromString)(
+        b"".join(pieces), metadata=caller.metadata, timeout=scaled_timeout_s(60))
+
+
+def test_a_send_of_many_parts_is_refused_before_it_costs_anything(grpc_store, topic):
+    """Of a million empty messages, or of a map, each part costs a hundred times what it cost its client."""
+    caller = grpc_store.caller()
+    assert caller.SendMessage(messages=[V2.Message()] * 1025).status.code == V2.BAD_REQUEST
+    assert len(caller.SendMessage(messages=[V2.Message()] * 1024).entries) == 1024
+    many = message(topic, bytes(3 << 20), user_properties={f"{number:06x}": "" for number in range(60_000)})
+    assert caller.SendMessage(messages=[many]).status.code == V2.PAYLOAD_TOO_LARGE
+    assert raw(caller, "SendMessage", b"\x0a\x00" * 1_000_000).status.code == V2.PAYLOAD_TOO_LARGE
+    assert raw(caller, "QueryRoute", V2.QueryRouteRequest(topic=V2.Resource(name=topic)).SerializeToString(),
+               b"\x12\x00" * 1_000_000).status.code == V2.PAYLOAD_TOO_LARGE
+    assert caller.send(topic, bytes(3 << 20), user_properties={"n": "x" * 10_000}).status.code != V2.PAYLOAD_TOO_LARGE
+
+
+def test_a_client_has_only_as_many_subscriptions_as_the_gateway_takes(grpc_store, topic):
+    def sent(**subscription):
+        return caller.settings(client_type=V2.PUSH_CONSUMER, subscription=V2.Subscription(
+            group=V2.Resource(name=f"G_{topic}"), **subscription))
+
+    caller = grpc_store.caller()
+    assert sent(subscriptions=[V2.SubscriptionEntry()] * 4097).status.code == V2.TOO_MANY_REQUESTS
+    caller = grpc_store.caller()
+    long = V2.SubscriptionEntry(topic=V2.Resource(name=topic), expression=V2.FilterExpression(type=V2.TAG, expression="\1" * 200_000))
+    assert sent(subscriptions=[long]).status.code == V2.TOO_MANY_REQUESTS
+    caller, entry = grpc_store.caller(), V2.SubscriptionEntry(topic=V2.Resource(name=topic))
+    assert sent(subscriptions=[entry] * 4000).status.code == V2.OK
+    assert caller.Heartbeat(group=V2.Resource(name=f"H_{topic}"), client_type=V2.PUSH_CONSUMER).status.code == V2.TOO_MANY_REQUESTS
 
 
 def test_a_client_has_only_so_many_groups(grpc_store, topic):
