@@ -30,7 +30,7 @@ from pyengine.formats.record import Message, decode_message_id, encode_host, enc
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import FORBIDDEN_TOPICS, TopicConfig, TopicConfigs
-from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets
+from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets, is_cancelled
 from pyengine.storage.durable_file import opened_to_lock
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.later_format import require_writable
@@ -568,6 +568,7 @@ class FirstPuts:
 
     def __init__(self, root: Path) -> None:
         self._reader = LiveStoreReader(root)
+        self._delays = DelayOffsets(self._reader.root)
         self._reading = threading.RLock()
 
     @contextmanager
@@ -586,8 +587,12 @@ class FirstPuts:
             yield
 
     def find(self, topic: str, unique_key: str) -> Message | None:
-        """Return the oldest message of the key, as it was put; RefusedError if the index does not have all messages in time."""
+        """Return the oldest message of the key that was not cancelled, as it was put.
+
+        RefusedError if the index does not have all messages in time.
+        """
         with self._reading:
+            noted, _ = self._delays.read()  # before the index, which has what was delivered until then
             if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
                 raise RefusedError(f"the index does not have the newest messages within {INDEX_S:g} s, so the unique key cannot be looked "
                                    "up: put it again later", PutStatus.SERVICE_NOT_AVAILABLE)
@@ -595,7 +600,14 @@ class FirstPuts:
                     for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
                     if found.uniq_key == unique_key and _real_topic(found) == topic
                     and found.transaction_type in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)]
-        return min(hits, key=lambda found: found.physical_offset, default=None)
+        hits.sort(key=lambda found: found.physical_offset)
+        return next((found for found in hits if not self._is_cancelled(found, noted, is_last=found is hits[-1])), None)
+
+    def _is_cancelled(self, found: Message, noted: Mapping[int, int], *, is_last: bool) -> bool:
+        """Whether a message was cancelled; `is_last`: no later one has its key, so one that is noted as delivered was never put."""
+        if found.topic != constants.SCHEDULE_TOPIC:
+            return False
+        return is_cancelled(self._reader.root, found) or is_last and found.queue_offset < noted.get(found.queue_id + 1, 0)
 
     def wait_for(self, result: PutResult) -> None:
         """Wait until the index has what was put, or cannot have it in time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import json
 import os
 import signal
@@ -17,6 +19,7 @@ from fix_golden import usual
 from pyengine.client.outgoing import FirstPuts
 from pyengine.errors import UsageError
 from pyengine.results import PutRefusedError, PutStatus
+from pyengine.storage.consumer_offset import CANCELS_NAME, DelayOffsets
 from waiting import eventually, scaled_timeout_s
 
 
@@ -68,6 +71,31 @@ def test_a_delayed_message_is_found_while_it_waits_and_later(engine, producer, n
     eventually(lambda: stored(engine, names[0]), "it is delivered")
     assert producer.put(names[0], b"x", unique_key="k", once=True) == first
     assert stored(engine, names[0]) == [b"later"]
+
+
+def test_a_cancelled_message_is_not_the_first_one(engine, producer, names):
+    in_an_hour = datetime.timedelta(hours=1)
+    cancelled = producer.put(names[0], b"cancelled", unique_key="k", deliver_at=in_an_hour, once=True)
+    assert producer.put(names[0], b"x", unique_key="k", once=True) == cancelled and producer.cancel_delayed(cancelled.msg_id)
+    assert producer.cancel_delayed(producer.put(names[0], b"again", unique_key="k", deliver_at=in_an_hour, once=True).msg_id)
+    first = producer.put(names[0], b"first", unique_key="k", once=True)
+    assert first.topic == names[0] and producer.put(names[0], b"x", unique_key="k", once=True) == first
+    assert stored(engine, names[0]) == [b"first"]
+
+
+def test_a_message_is_known_to_be_cancelled_or_delivered_when_its_mark_was_dropped(tmp_path):
+    with (pyengine.Engine(tmp_path / "store", message_delay_level="1s", flush_delay_offset_interval_ms=10, **SMALL) as engine,
+          engine.connect() as producer):
+        delivered = producer.put("orders", b"delivered", unique_key="delivered", delay_level=1, once=True)
+        for number in itertools.count():  # until one is cancelled before it is due
+            cancelled = producer.put("orders", b"cancelled", unique_key=f"{number}", delay_level=1, once=True)
+            if producer.cancel_delayed(cancelled.msg_id):
+                break
+        noted = DelayOffsets(engine.path)
+        eventually(lambda: noted.read()[0].get(1, 0) > cancelled.queue_offset, "the scheduler notes that the level is done")
+        (engine.path / "config" / CANCELS_NAME).unlink()  # as the scheduler, of whose long file nothing would be left
+        assert producer.put("orders", b"x", unique_key="delivered", once=True) == delivered
+        assert producer.put("orders", b"first", unique_key=f"{number}", once=True).topic == "orders"
 
 
 PUT_ALL = """
