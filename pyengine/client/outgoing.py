@@ -619,12 +619,18 @@ class FirstPuts:
         """Return the result of the first put, once the message is as durable as this put is to be, or a status that says it is not."""
         end, deadline_s = first.physical_offset + first.size_bytes, time.monotonic() + timeout_s
         with self._reading:
-            while self._reader.max_physical_offset(level) < end:
+            while not self._reaches(level, end):
                 if time.monotonic() >= deadline_s:
                     status = PutStatus.FLUSH_DISK_TIMEOUT if level is ReadLevel.FLUSHED else PutStatus.FLUSH_SLAVE_TIMEOUT
                     return result_of(first, status, f"stored before, but not {level.value} within {timeout_s:g} s")
                 time.sleep(ONCE_PAUSES_S[0])
         return result_of(first)
+
+    def _reaches(self, level: ReadLevel, end: int) -> bool:
+        try:
+            return self._reader.max_physical_offset(level) >= end
+        except (StoreBusyError, UsageError):  # while a crashed engine is recovered the files do not tell
+            return False
 
     def _is_indexed(self, end: int) -> bool:
         return self._reader._wait_for_dispatch(end, INDEX_S)

@@ -9,10 +9,12 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import pyengine
+from broker_lock import held_by_a_broker
 from fix_cli import environment
 from fix_engine import MODES, SMALL
 from fix_golden import usual
@@ -160,6 +162,19 @@ def test_the_first_message_must_be_as_durable_as_the_put(tmp_path):
         late = firsts.result(firsts.find("orders", "k"), pyengine.ReadLevel.FLUSHED, 0.05)
         firsts.close()
         assert (late.status, late.stored, late.msg_id) == (PutStatus.FLUSH_DISK_TIMEOUT, True, first.msg_id)
+
+
+def test_a_first_message_is_waited_for_while_nothing_tells_how_durable_it_is(tmp_path):
+    with pyengine.Engine(tmp_path / "store", **MODES["sync"], **SMALL) as engine, engine.connect() as producer:
+        first = producer.put("orders", b"x", unique_key="k", once=True)
+        firsts = FirstPuts(engine.path)
+        found = firsts.find("orders", "k")
+    with held_by_a_broker(engine.path):  # as recovery holds it
+        late = firsts.result(found, pyengine.ReadLevel.FLUSHED, 0.05)
+        assert (late.status, late.stored, late.msg_id) == (PutStatus.FLUSH_DISK_TIMEOUT, True, first.msg_id)
+        ends = ThreadPoolExecutor(1).submit(firsts.result, found, pyengine.ReadLevel.FLUSHED, scaled_timeout_s(60))
+    assert ends.result(scaled_timeout_s(60)) == first
+    firsts.close()
 
 
 def test_what_once_cannot_do_is_an_error(engine, producer, names, tmp_path):
