@@ -120,8 +120,8 @@ class StreamOffsets(ABC):
         is_deleted = (end - 1) // log.size_bytes * log.size_bytes < log.min_offset
         if not (is_deleted if sample is None else sample.is_of(mark["sample"])):
             raise UsageError(f"the log of {self._options.where} is not the one that the stream has read up to {end}: the store was made "
-                             "anew, or its log was cut below that (recover --accept-loss, or a slave that follows another master); "
-                             "begin with a new checkpoint")
+                             "anew, or its log was cut below that (recover --accept-loss, or a slave that follows another master): "
+                             "begin with a new checkpoint; or it is a slave or a copy that is not as far: let it catch up")
 
     @abstractmethod
     def _end_of_read(self, start: Offset, end: Offset, before: int | None) -> int:
