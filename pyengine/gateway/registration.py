@@ -36,7 +36,7 @@ from pyengine.gateway.wire import Frame, WireError, as_object, read_json, read_o
 from pyengine.ipc.control_block import EngineMemory, now_ms, write_rows
 from pyengine.ipc.shared_objects import NAME_SERVERS
 from pyengine.native import control as native
-from pyengine.services.replication.ha_stream import TABLES, look_up
+from pyengine.services.replication.ha_stream import TABLES, TableSink, look_up
 from pyengine.settings import split_address
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, QUEUE_NUMS_MAX, TOPICS_FORMAT, NamedRows, TopicConfig
 
@@ -117,7 +117,8 @@ class Registration:
         self._is_leaving = False
         self.takes_tables = self._is_slave and not config.ha_secret_file  # with a secret the link to the master has them
         self._master = ""                  # its address for clients, from name servers
-        self._taken: dict[int, bytes] = {}  # its tables that were written here, by request code
+        self._taken: dict[int, bytes] = {}  # its tables that were taken, by request code
+        self._delays = TableSink(names.root, native.loader(memory.control.flushed, "value"), report)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -173,18 +174,30 @@ class Registration:
 
     async def take_tables(self) -> None:
         """Write topics, groups and offsets of a master that cannot prove a secret here, as RocketMQ's SlaveSynchronize does; OSError or
-        EngineError if the master does not give them."""
-        if not self._master:
-            return
+        EngineError if the master does not give them.
+
+        Delay offsets wait for the log of that moment, with the delivered records, which comes over another connection.
+        """
+        try:
+            if self._master:
+                await self._ask_tables()
+        finally:
+            await self._executor.run(self._delays.apply)
+
+    async def _ask_tables(self) -> None:
         connection, faults = await _connect(self._connections, self._executor, self._master, None), []
         try:
-            for code, (name, write) in zip(_TABLE_CODES, TABLES[:len(_TABLE_CODES)], strict=True):
+            for kind, (code, (name, write)) in enumerate(zip(_TABLE_CODES, TABLES[:len(_TABLE_CODES)], strict=True)):
                 answer = await connection.invoke(code, {}, timeout_s=LIMIT_S)
                 if answer.code != codes.SUCCESS:  # for example without an access key
                     faults.append(f"{name} is refused by {self._master}: {answer.code} {answer.remark or ''}")
                 elif answer.body and answer.body != self._taken.get(code):
                     try:
-                        await self._executor.run(write, self._names.root, answer.body)
+                        if code == codes.GET_ALL_DELAY_OFFSET:
+                            info = await connection.invoke(codes.GET_BROKER_RUNTIME_INFO, {}, timeout_s=LIMIT_S)
+                            self._delays.take(kind, answer.body, _log_end(info))
+                        else:
+                            await self._executor.run(write, self._names.root, answer.body)
                         self._taken[code] = answer.body
                     except (FormatError, UnicodeDecodeError) as error:
                         faults.append(f"{name} of {self._master} cannot be used: {error}")
@@ -568,6 +581,15 @@ def _identity_of(request: Request) -> _Identity:
     if not has_port or number < 0:
         raise WireError("a broker has an address, host:port, and a number from 0 on")
     return _Identity(name, address, cluster, number)
+
+
+def _log_end(info: Frame) -> int:
+    """Return the end of a broker's log from the figures that it tells; FormatError without one."""
+    try:
+        figures: Any = decode_config(info.body.decode())
+        return int(figures["table"]["commitLogMaxOffset"])
+    except PARSE_ERRORS as error:
+        raise FormatError(f"its log's end is unknown: {info.code} {info.remark or repr(error)}") from error
 
 
 def _decode_registration(body: bytes) -> tuple[dict[str, int], dict[str, TopicConfig]]:

@@ -213,11 +213,13 @@ def test_a_slave_registers_with_a_number_above_0(start, name_server):
 def test_a_slave_without_a_secret_takes_its_masters_tables_by_requests(start, name_server):
     store = start(name_server)
     assert store.broker().ask(codes.SEND_MESSAGE_V2, send_fields("T"), b"x").code == codes.SUCCESS
+    end = eventually(lambda: store.engine.positions()["flushed"], "the log is durable")
     store.engine.stop()
     tables = {
         codes.GET_ALL_TOPIC_CONFIG: b'{"dataVersion":{"counter":9,"timestamp":8},"topicConfigTable":{"far":{"topicName":"far","perm":6}}}',
         codes.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: b'{"dataVersion":{"counter":1},"subscriptionGroupTable":{"g":{"groupName":"g"}}}',
-        codes.GET_ALL_CONSUMER_OFFSET: b'{"offsetTable":{"far@g":{0:7}}}', codes.GET_ALL_DELAY_OFFSET: b'{"offsetTable":{3:5}}'}
+        codes.GET_ALL_CONSUMER_OFFSET: b'{"offsetTable":{"far@g":{0:7}}}', codes.GET_ALL_DELAY_OFFSET: b'{"offsetTable":{3:5}}',
+        codes.GET_BROKER_RUNTIME_INFO: b'{"table":{"commitLogMaxOffset":"%d"}}' % end}
     name_server.answer = lambda frame: Frame(
         codes.SUCCESS, {"masterAddr": name_server.address} if frame.code == codes.REGISTER_BROKER else {}, tables.get(frame.code, b""),
         frame.opaque, ANSWER)
@@ -230,6 +232,12 @@ def test_a_slave_without_a_secret_takes_its_masters_tables_by_requests(start, na
     tables[codes.GET_ALL_TOPIC_CONFIG], tables[codes.GET_ALL_DELAY_OFFSET] = b"{", b'{"offsetTable":{3:6}}'
     eventually(lambda: "topics.json of" in store.engine.log(), "the log says why it keeps what it has", 60)
     eventually(lambda: DelayOffsets(store.root).read()[0] == {3: 6}, "the others are taken")
+    tables[codes.GET_BROKER_RUNTIME_INFO] = b'{"table":{"commitLogMaxOffset":"%d"}}' % (end + 1)
+    tables[codes.GET_ALL_DELAY_OFFSET], tables[codes.GET_ALL_CONSUMER_OFFSET] = b'{"offsetTable":{3:7}}', b'{"offsetTable":{"far@g":{0:8}}}'
+    for group_offset in (8, 9):
+        eventually(lambda wanted=group_offset: ConsumerOffsets(store.root).read("far", "g") == {0: wanted}, "the next are there", 60)
+        tables[codes.GET_ALL_CONSUMER_OFFSET] = b'{"offsetTable":{"far@g":{0:9}}}'
+    assert DelayOffsets(store.root).read()[0] == {3: 6}, "this log has not the records that the last delivery made"
     takes = name_server.answer
     name_server.answer = lambda frame: takes(frame) if frame.code == codes.REGISTER_BROKER else Frame(
         codes.SYSTEM_ERROR, opaque=frame.opaque, flag=ANSWER, remark="No accessKey is configured")
