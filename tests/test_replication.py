@@ -21,7 +21,7 @@ from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
-from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from waiting import eventually
 
 SEGMENT_BYTES = 1 << 20
@@ -306,6 +306,19 @@ def test_a_promoted_slave_continues_with_topics_and_groups(make_engine):
         while len(rest) < 2:
             rest += [message.body for message in consumer.pull(max_messages=4, timeout_s=30)]
     assert sorted(read + rest) == [b"0", b"1", b"2", b"3"], "what was committed does not come again"
+
+
+def test_a_delayed_message_does_not_come_again_after_a_planned_change_of_the_master(make_engine):
+    """The last deliveries are noted while the master stops."""
+    pair = Pair(make_engine, message_delay_level="1s", flush_delay_offset_interval_ms=3_600_000).start()
+    with pyengine.connect(pair.master.root) as producer:
+        for number in range(3):
+            assert producer.put("T", b"%d" % number, delay_level=1).ok
+    eventually(lambda: len(bodies(pair.master.root)) == 3, "they are delivered")
+    pair.master.stop()
+    noted = DelayOffsets(pair.master.root).read()
+    promote(pair.slave)
+    assert DelayOffsets(pair.slave.root).read() == noted == ({1: 3}, "")
 
 
 def test_a_slave_that_lacks_the_messages_of_a_queue_continues_at_its_end_once_it_is_promoted(make_engine):

@@ -64,15 +64,15 @@ class Kind:
 
 # In the order of starting. The supervisor is not in it, since no process of the engine restarts that.
 KINDS = (
-    Kind(native.FLUSHER, stop_rank=4, heartbeat_timeout_s=120.0),
+    Kind(native.FLUSHER, stop_rank=3, heartbeat_timeout_s=120.0),
     Kind(native.WRITER, stop_rank=1, heartbeat_timeout_s=120.0),  # it syncs when a flusher has died
     Kind(native.COMMITTER, stop_rank=2, heartbeat_timeout_s=120.0, modes=frozenset((native.MODE_POOL,))),
-    Kind(native.REPUTTER, stop_rank=5, heartbeat_timeout_s=120.0),
-    Kind(native.ALLOCATOR, stop_rank=6, heartbeat_timeout_s=120.0),
-    Kind(native.CHECKPOINTER, stop_rank=7, heartbeat_timeout_s=120.0),
-    Kind(native.SCHEDULER, stop_rank=8, heartbeat_timeout_s=120.0),  # after the flusher, so that it can note its last puts
+    Kind(native.REPUTTER, stop_rank=6, heartbeat_timeout_s=120.0),
+    Kind(native.ALLOCATOR, stop_rank=7, heartbeat_timeout_s=120.0),
+    Kind(native.CHECKPOINTER, stop_rank=8, heartbeat_timeout_s=120.0),
+    Kind(native.SCHEDULER, stop_rank=4, heartbeat_timeout_s=120.0),  # after the flusher, so that it can note its last puts
     Kind(native.CLEANER, stop_rank=0, heartbeat_timeout_s=120.0),
-    Kind(native.REPLICATOR, stop_rank=3, heartbeat_timeout_s=120.0, replicating=True),  # after the committer: slaves get all
+    Kind(native.REPLICATOR, stop_rank=5, heartbeat_timeout_s=120.0, replicating=True),  # after these: slaves get all, and the notes
     Kind(native.GATEWAY, stop_rank=-1, serving=True),  # before the writer, so that the last puts of its clients are answered
     Kind(native.GRPC, stop_rank=-2, serving_grpc=True),  # likewise before the gateway
 )

@@ -7,8 +7,8 @@ adopts living workers without recovery.
 
 SIGHUP: it reads the settings again; live settings take effect, and the log names those that need a restart. `pyengine config
 set` asks for the same over the socket of the sessions. SIGUSR1: it reopens a log that was renamed at once, not within a second.
-SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer, flusher, reputter, allocator,
-checkpointer and scheduler each finish what was published before them. If all of that succeeded, `abort` is removed; otherwise
+SIGTERM and SIGINT: orderly stop. Puts are refused, the writer drains, then committer, flusher, scheduler, replicator, reputter,
+allocator and checkpointer each finish what was published before them. If all of that succeeded, `abort` is removed; otherwise
 it remains, and the next start recovers the store.
 
 With --no-children (systemd: one unit per kind) it starts no workers. With --shared it is no child of the process that starts

@@ -29,8 +29,8 @@ def test_each_number_has_a_name_a_row_and_room_in_every_array():
 def test_each_stops_at_a_rank_of_its_own():
     assert len({kind.stop_rank for kind in KINDS}) == len(KINDS)
     assert [kind.name for kind in sorted(KINDS, key=lambda kind: kind.stop_rank)] == [
-        "grpc", "gateway", "cleaner", "writer", "committer", "replicator", "flusher", "reputter", "allocator", "checkpointer",
-        "scheduler"]
+        "grpc", "gateway", "cleaner", "writer", "committer", "flusher", "scheduler", "replicator", "reputter", "allocator",
+        "checkpointer"]
 
 
 def test_some_run_only_where_they_have_work():

@@ -345,6 +345,11 @@ class HAConnection:
             self._frames = 0
         return True
 
+    @property
+    def is_all_sent(self) -> bool:
+        """Whether the kernel has all frames and tables that were to be sent."""
+        return self._pushed == self._filled and not self._tables_due
+
     def send_tables(self, tables: Mapping[int, MasterTable], now_ns: int) -> None:
         """Send new tables to a slave with the secret, each after the bytes of the log to which it belongs."""
         seal = self._seals.out

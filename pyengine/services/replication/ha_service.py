@@ -203,7 +203,7 @@ class HAService(Service):
         return PAUSE_S
 
     def drain(self) -> bool:
-        """Wait until the slaves have acknowledged the whole log, which has stopped growing, for slave_timeout_ms at most."""
+        """Wait until the slaves have acknowledged the whole log and have the last tables, for slave_timeout_ms at most: neither grows."""
         now_ns = self._clock_ns()
         if not self._drain_until_ns:
             self._drain_until_ns = now_ns + self._drain_ns
@@ -215,7 +215,8 @@ class HAService(Service):
         with self._links:
             end = self._source.end()
             self._send_tables(now_ns)
-            waits = any(connection.positioned and connection.reported < end for connection in self._by_descriptor.values())
+            waits = any(connection.positioned and (connection.reported < end or not connection.is_all_sent)
+                        for connection in self._by_descriptor.values())
         if waits:
             self._memory.latch(native.REPLICATOR).wait(DRAIN_POLL_INTERVAL_S)
         return waits
