@@ -80,6 +80,7 @@ from pyengine.storage.file_system import (
 )
 from pyengine.storage.log_holds import RenewedHold, held_log
 from pyengine.storage.recovery.report import Findings, RecoveryState
+from pyengine.storage.replication_state import ROLES, ReplicationStateFile
 
 if TYPE_CHECKING:
     from pyengine.storage.check.report import CheckReport
@@ -604,6 +605,9 @@ def _copy_store(manifest: Manifest, dest: Destination, root: Path, progress: Pro
     _clear_folder(root)
     for table in manifest.tables:
         _restore_table(table, dest, root)
+    file = ReplicationStateFile(root)
+    if (state := file.read().state) is not None and state.role == "SLAVE":  # it starts without a promotion, whose term would fence a master
+        file.write(replace(state, role=ROLES[0], master_end=0))
     record_sizes(root, load_config(root, manifest.settings))
     make_folders(StorePaths(root).commit_log)
     done = 0

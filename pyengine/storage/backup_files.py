@@ -48,7 +48,6 @@ from pyengine.storage.durable_writes import open_new, pwrite_all, sync_descripto
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.file_system import make_folder_in, open_file_in, open_folder, sync_open_folder
 from pyengine.storage.ofd_lock import EXCLUSIVE, SHARED, try_lock
-from pyengine.storage.replication_state import NAME as REPLICATION
 
 if TYPE_CHECKING:
     import pyarrow.fs
@@ -57,7 +56,6 @@ MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 CHUNK_BYTES = 8 << 20
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700  # a backup has all messages, and tables that others may not be allowed to read
-NOT_IN_BACKUP = NOT_KEPT | {REPLICATION}
 MANIFEST_SETTINGS = frozenset({*FIXED_NAMES, *KEPT_NAMES, "enable_consume_queue_ext"}) - frozenset(LOG_PATHS)
 TABLE_BYTES_MAX = SMALL_FILE_BYTES_MAX
 DEPTH_MAX = 8  # of folders; a backup has tables/N/consumequeue/TOPIC/QUEUE
@@ -199,7 +197,7 @@ def is_config_table(name: str) -> bool:
     It has nothing that identifies the store, and no access list, which has secrets.
     """
     plain = name.removesuffix(".bak")
-    return "/" not in name and (plain in ("engine.toml", CANCELS_NAME) or plain.endswith(".json") and plain not in NOT_IN_BACKUP)
+    return "/" not in name and (plain in ("engine.toml", CANCELS_NAME) or plain.endswith(".json") and plain not in NOT_KEPT)
 
 
 def is_table_path(path: object) -> bool:

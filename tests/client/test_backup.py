@@ -29,6 +29,7 @@ from pyengine.storage.consumer_offset import CANCELS_NAME, delay_marks
 from pyengine.storage.engine_id import read_engine_id
 from pyengine.storage.log_holds import read_log_holds
 from pyengine.storage.ofd_lock import try_lock
+from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually, scaled_timeout_s
 
 SEGMENT = 65536
@@ -664,3 +665,21 @@ def test_a_restored_store_knows_which_delayed_messages_are_cancelled(make_engine
     restore_store(Folder(tmp_path / "dest"), tmp_path / "new")
     marks = [delay_marks((root / "config" / CANCELS_NAME).read_bytes()) for root in (engine.root, tmp_path / "new")]
     assert marks[0] == marks[1] != b"\n"
+
+
+@pytest.mark.parametrize(("role", "restored"), [("SYNC_MASTER", "SYNC_MASTER"), ("SLAVE", "ASYNC_MASTER")])
+def test_a_restored_store_has_the_term_and_the_confirmed_end_of_its_original_and_is_no_slave(make_engine, tmp_path, role, restored):
+    """Without its term its own slave would fence it; a slave would need a promotion, and the higher term would fence a living master."""
+    engine = make_engine("sync")
+    engine.start()
+    put_segments(engine.root, 1)
+    engine.stop()
+    end = run("status", engine.root, "--json").document["positions"]["flushed"]
+    noted = ReplicationState(role, end, "replicated", master_end=0 if role == "SYNC_MASTER" else end + 1, term=3, fenced_by=2)
+    ReplicationStateFile(engine.root).write(noted)
+    new = tmp_path / "new"
+    backup_store(engine.root, tmp_path / "backup")
+    assert restore_store(tmp_path / "backup", new).exit_code == 0
+    state, problem = ReplicationStateFile(new).read()
+    assert state == replace(noted, role=restored, master_end=0) and (state.dispatch_at, problem) == ("replicated", "")
+    assert read_engine_id(new).uuid != read_engine_id(engine.root).uuid

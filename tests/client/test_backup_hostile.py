@@ -215,7 +215,7 @@ def forged(dest, **fields):
 
 @pytest.mark.parametrize("path", ["config/plain_acl.yml", "config/plain_acl.yml.bak", "../outside", "/etc/passwd",
                                   "config/../../outside.json",
-                                  "config/engine-id", "config/watermark", "config/replication.json", "lock", "abort", "checkpoint",
+                                  "config/engine-id", "config/watermark", "lock", "abort", "checkpoint",
                                   "consumequeue/../../x/00000000000000000000", "consumequeue/T/0/x", "consumequeue/T/-1/" + "0" * 20,
                                   "commitlog/" + "0" * 20, "config/a\0.json", "", 7])
 def test_a_manifest_that_names_another_file_of_the_store_is_refused(dest, tmp_path, path):
