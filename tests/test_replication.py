@@ -335,6 +335,8 @@ def test_a_slave_that_lacks_the_messages_of_a_queue_continues_at_its_end_once_it
     ConsumerOffsets(old.root).commit("idle", "billing", {0: 10})
     new.start()
     pair.wait_linked()
+    assert "the log begins at 65536: what lies before is not here" in new.log()
+    assert "; here it begins at 65,536" in run("status", new.root).stdout
     noted = new.root / "config" / "queueEnds.json"
     eventually(noted.exists, "the slave knows where its master's queues ended")
     eventually(lambda: ConsumerOffsets(new.root).read("idle", "billing") == {0: 10}, "and what the group has read")

@@ -609,6 +609,7 @@ def live_replication(memory: EngineMemory) -> dict[str, Any] | None:
         "slaves_connected": native.load(control.replicator, "slaves_connected"),
         "unconfirmed_bytes": max(0, committed - confirm),
         "linked": bool(native.load(control.replicator, "linked")) if is_slave else None,
+        "begins_at": max(0, native.load_position(control.min_offset)) if is_slave else None,
         "master_end": master_end or None,
         "received": native.load_position(control.received) if is_slave else None,
         "master_lag_bytes": max(0, master_end - native.load_position(control.wrote)) if master_end else None,

@@ -138,7 +138,8 @@ def _master_line(replication: dict[str, Any]) -> str:
     heard = "end of its log unknown" if replication["master_end"] is None else (
         f"its log ends at {replication['master_end']:,}, "
         f"lag {_lag_text(replication['master_lag_bytes'], replication['master_lag_s'])}")
-    return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}".strip()
+    begins = f"; here it begins at {replication['begins_at']:,}" if replication["begins_at"] else ""
+    return f"{address} {'linked' if replication['linked'] else 'not linked'}, {heard}{begins}".strip()
 
 
 # ---- top ------------------------------------------------------------------------------------

@@ -188,7 +188,8 @@ def _new_store(config: EngineConfig, call: MasterCall) -> Join:
         raise JoinRefusedError(
             f"the master's log begins at {origin}, which is not a multiple of {size}: give this store the size of the master's "
             "segments (mapped_file_size_commit_log_bytes)")
-    return Join(origin=origin, notes=(f"new slave of {address}: the log begins at {origin}",))
+    lacks = ": what lies before is not here, although its master counts it as confirmed from now on" if origin else ""
+    return Join(origin=origin, notes=(f"new slave of {address}: the log begins at {origin}{lacks}",))
 
 
 def _not_reached(config: EngineConfig, error: EngineError) -> EngineUnavailableError:
