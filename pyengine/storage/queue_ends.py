@@ -9,7 +9,7 @@ note.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ def decode_queue_ends(text: str) -> tuple[int, QueueEnds]:
     return end, ends
 
 
-def keep_queue_ends(store: MessageStore, min_offset: int, end: int, known: Collection[tuple[str, int]]) -> QueueEnds:
-    """Make the queues of the note that are not `known`, the ones with an entry in the log [min_offset, end); return their ends.
+def keep_queue_ends(store: MessageStore, min_offset: int, end: int, known: QueueEnds) -> QueueEnds:
+    """Make the queues of the note that end later than the `known` ones; return their ends. The log is [min_offset, end).
 
     A note from beyond the log's end is not used, because messages that the log has lost may be the first of their queues here.
     For the store's owner. Raises DiskFullError, DiskError or FlushError.
@@ -65,7 +65,7 @@ def keep_queue_ends(store: MessageStore, min_offset: int, end: int, known: Colle
     if (noted := file.read().value) is None:
         return {}
     is_used = 0 < min_offset and noted[0] <= end
-    made = {key: queue_end for key, queue_end in noted[1].items() if is_used and queue_end and key not in known}
+    made = {key: queue_end for key, queue_end in noted[1].items() if is_used and queue_end > known.get(key, 0)}
     _make_last_files(store, made)
     for path in (file.path.with_name(f"{NAME}.bak"), file.path):
         path.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ import os
 import time
 from dataclasses import replace
 
+from pyengine.arguments import INT64_MAX
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskFullError, EngineError, FlushError
 from pyengine.formats.small_file import Checkpoint
@@ -230,7 +231,8 @@ def _carry_out(plan: RecoveryPlan, progress: Progress | None) -> RecoveryReport:
         sweep_unfinished(store)
     further = plan.next_offsets(queues, said)
     ends, min_offset = {(one.topic, one.queue_id): one.max_offset for one in queues}, plan.log.log.min_offset
-    ends |= keep_queue_ends(store, min_offset, end, {(one.topic, one.queue_id) for one in queues if one.last_offset >= min_offset})
+    has_messages = {(one.topic, one.queue_id): INT64_MAX for one in queues if one.last_offset >= min_offset}
+    ends |= keep_queue_ends(store, min_offset, end, ends | has_messages)
     said.extend(ConsumerOffsets(store).lower(ends))
     said.extend(DelayOffsets(store).lower(ends))
     said.extend(DelayCancels(store).lower(ends))
