@@ -8,6 +8,7 @@ messages, with its timeout, or with its connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -29,6 +30,7 @@ from pyengine.gateway.connections import (
     Request,
     RequestRefusedError,
     TurnExecutor,
+    Turns,
     refuse_if,
 )
 from pyengine.gateway.members import BROADCASTING, TAG, Members, Subscription, asked_subscription, check_expression
@@ -44,6 +46,7 @@ SUSPEND_MS_MAX = 120_000
 PULLING_S = 30.0          # after a pull, and while it is held, its group counts as one that pulls, if its client is connected
 TICK_S = 0.2              # precision of the end of a held pull
 ANSWER_SLICE_S = 0.05     # of one turn of the loop, for held pulls
+ANSWERS_S = 0.2           # of one check of held pulls, for answers
 ENDS_MAX = 20_000         # of queues that are remembered: about 10 MB
 _CODES = {
     GetStatus.FOUND: codes.SUCCESS,
@@ -323,11 +326,26 @@ class Pulls:
             del self._held[key]
 
     def _check(self) -> Iterator[None]:
-        """Answer the held pulls with messages and those whose time is over, one at a time; forget those of connections that ended."""
+        """Answer the held pulls with messages and those whose time is over, in the turns of their clients, and forget those of
+        connections that ended; what is left after ANSWERS_S is for the next check, which also sees what comes meanwhile."""
+        due: Turns[Connection, Pull] = Turns()
+        now_s = time.monotonic()
         for key in list(self._held):
+            end = INT64_MAX  # if it is not known, each pull gets the error
+            with contextlib.suppress(Exception):
+                end = self.end_of(*key)
             for pull in list(self._held.get(key, {}).values()):
                 yield
-                self._answer_held(pull)
+                if not pull.request.is_open or not pull.is_being_read and (end > pull.offset or now_s >= pull.until_s):
+                    due.add(pull.request.connection, pull)
+        until_s = time.monotonic() + ANSWERS_S
+        while due and now_s < until_s:
+            yield
+            began_s = time.monotonic()
+            connection, pull = due.take()
+            self._answer_held(pull)
+            now_s = time.monotonic()
+            due.charge(connection, now_s - began_s)
 
     def end_of(self, topic: str, queue_id: int) -> int:
         """Return the end of a queue as clients see it; its files are looked at only if messages may have come for it."""

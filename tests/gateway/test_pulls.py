@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import threading
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -439,6 +440,7 @@ def test_held_pulls_are_looked_at_again_only_where_messages_may_have_come():
 
     class Reader(FailingReader):
         def _look(self, topic, queue_id, level):
+            arrived.discard(queue_id)
             return queue_id
 
         def _has_arrived(self, look):
@@ -482,7 +484,33 @@ def test_a_look_at_many_held_pulls_gives_others_their_turn(monkeypatch, queue_id
             assert checking.done() == (not pulls.held)
 
     asyncio.run(whole())
-    assert turns == list(range(11)) and len(answers) == 10
+    assert all(later - earlier in (0, 1) for earlier, later in itertools.pairwise([0, *turns])) and len(answers) == 10
+
+
+def test_many_held_pulls_of_one_host_delay_no_others(monkeypatch):
+    monkeypatch.setattr("pyengine.gateway.pulls.ANSWERS_S", 0.0)
+    order = []
+
+    def held_by(host, number):
+        asked = Asked([])
+        asked.connection.host, asked.reply = host, lambda answer: (setattr(asked, "_is_open", False), order.append(host))
+        return Pull(asked, "good", number % 3, 0, 32, subscription_of("good", "*", 0, None), 0)
+
+    async def whole():
+        pulls = Pulls(FailingReader(), OF_MASTER, None, None, None)
+        for number in range(100):
+            hold(pulls, held_by("192.0.2.6", number))
+        hold(pulls, held_by("192.0.2.7", 0))
+        pulls._reader.has_messages = True
+        for answered in range(1, 4):
+            await pulls.arrivals.check()
+            assert len(order) == answered, "what is left is for the next check"
+        monkeypatch.setattr("pyengine.gateway.pulls.ANSWERS_S", 60.0)
+        await pulls.arrivals.check()
+        assert "192.0.2.7" in order[:5]
+
+    asyncio.run(whole())
+    assert len(order) == 101
 
 
 def test_a_pull_is_held_without_a_look_at_the_others_of_its_queue():
