@@ -359,7 +359,7 @@ class CommitRealTimeService(Service):
             self._memory.wake(native.WRITER)
 
     def pause_s(self) -> float:
-        if self.blocked_reason:
+        if self.blocked_reason and not self._is_frozen:
             return max(0.01, (self._retry_ns - monotonic_ns()) / 1e9)
         return self._pause_s
 

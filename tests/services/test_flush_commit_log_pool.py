@@ -223,6 +223,21 @@ def test_a_segment_that_cannot_be_opened_now_is_opened_later_and_freezes_nothing
     assert service.work() and committed(owner) == writer.end and service.blocked_reason == ""
 
 
+def test_it_sleeps_in_a_frozen_store_though_its_segment_could_not_be_opened(rig, monkeypatch):
+    owner, writer, service = rig
+    monkeypatch.setattr(flush_commit_log, "RETRY_NS", 0)
+    writer.put(b"x" * 100)
+
+    def refuse(path, *flags, **at):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert not service.work() and service.pause_s() < 1
+    native.freeze(owner.control, native.FLUSHER, errno.EIO, "gone")
+    assert not service.work() and service.pause_s() >= 1
+
+
 def test_rubbish_in_a_buffer_is_a_broken_promise_not_a_record(rig):
     owner, writer, service = rig
     writer.put(b"x" * 100)
