@@ -74,9 +74,9 @@ class GrpcRig:
     async def __aenter__(self) -> GrpcRig:
         import grpc
 
-        port = await self.server.start()
+        self.port = await self.server.start()
         self.said.clear()
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", [("grpc.use_local_subchannel_pool", 1)])
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -64,7 +64,7 @@ class Host:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.held_bytes = 0  # of messages on their way in either direction
+        self.held_bytes = 0  # on their way in either direction
 
 
 class GrpcClient:
@@ -237,7 +237,7 @@ class GrpcClients:
         self._links = Connections(_OF_LINKS, lambda host, sentence: None)
         self.own = GrpcClient(folder, self._links, "", "127.0.0.1:0")  # the worker itself
         self._clients: dict[tuple[str, str, str, bool], GrpcClient] = {}
-        self._hosts: dict[str, Host] = {}  # those with calls
+        self._hosts: dict[str, Host] = {}  # those with calls, or answers on their way
         self._unknown_s: dict[str, float] = {}  # since when a connection of no known client is seen, by its address
         self._turns: Turns[GrpcClient, asyncio.Future[None]] = Turns()  # calls that have not begun
         self._giving: asyncio.Task[None] | None = None  # them turns, while one has begun that others wait for
@@ -274,8 +274,11 @@ class GrpcClients:
             host.calls -= 1
             client.calls -= 1
             client.seen_s = time.monotonic()
-            if not host.calls:
-                del self._hosts[client.host]
+            self._forget_idle(client.host)
+
+    def _forget_idle(self, host: str) -> None:
+        if (found := self._hosts.get(host)) is not None and not found.calls and not found.held_bytes:
+            del self._hosts[host]
 
     async def turn(self, client: GrpcClient) -> None:
         """Wait until a call of this client may begin: next is one of the host, and of it the client, of which the fewest have begun.
@@ -307,10 +310,10 @@ class GrpcClients:
 
     @contextlib.contextmanager
     def holding(self, client: GrpcClient, size_bytes: int) -> Iterator[None]:
-        """Count the bytes of messages of a call while they are on their way; TooManyClientsError above a limit."""
+        """Count the bytes of a call's messages, or of a large answer, while they are on their way; TooManyClientsError above a limit."""
         most, host = self._limits.memory_bytes_max, client.used
         if self.held_bytes + size_bytes > most or host.held_bytes and host.held_bytes + size_bytes > most // 2:
-            raise TooManyClientsError(f"{self.held_bytes} bytes of messages are on their way already, {host.held_bytes} of them with this "
+            raise TooManyClientsError(f"{self.held_bytes} bytes are on their way already, {host.held_bytes} of them with this "
                                       "client's host (gateway_memory_max_bytes)")
         self.held_bytes += size_bytes
         host.held_bytes += size_bytes
@@ -319,6 +322,7 @@ class GrpcClients:
         finally:
             self.held_bytes -= size_bytes
             host.held_bytes -= size_bytes
+            self._forget_idle(client.host)
 
     async def remove(self, client: GrpcClient) -> None:
         """Leave a client out, and give back what it holds; a later call makes it known again."""

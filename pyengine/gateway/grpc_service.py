@@ -239,10 +239,10 @@ class GrpcServer:
                 if (left_s := context.time_remaining()) is not None and left_s <= DEADLINE_S:
                     raise CallRefusedError("TOO_MANY_REQUESTS", "no time is left before the call's deadline")
                 async with self._call(context) as client:
-                    with contextlib.nullcontext() if method.server_streaming else self._clients.holding(
-                            client, len(sent) if may_be_large else 0):
-                        await self._clients.turn(client)
-                        return await work(client, request, context)
+                    if may_be_large:
+                        self._hold(client, len(sent))
+                    await self._clients.turn(client)
+                    return await work(client, request, context)
             except CallRefusedError as refused:
                 answer = answer_of(status=self._status(refused.code, str(refused)))
                 if answer_of is self._v2.ChangeInvisibleDurationResponse:  # whose handle Python's client takes from a refusal too
@@ -253,6 +253,13 @@ class GrpcServer:
                     await context.write(answer)
 
         return serve
+
+    def _hold(self, client: GrpcClient, size_bytes: int) -> None:
+        """Count bytes of this call until its answer has been sent, or its client has gone; TooManyClientsError."""
+        held, call = contextlib.ExitStack(), asyncio.current_task()
+        assert call is not None
+        held.enter_context(self._clients.holding(client, size_bytes))
+        call.add_done_callback(lambda _: held.close())
 
     @contextlib.asynccontextmanager
     async def _call(self, context: Any) -> AsyncIterator[GrpcClient]:
@@ -371,6 +378,7 @@ class GrpcServer:
                 queue = self._queue(client, request.topic, queue_id, permission, request.endpoints)
                 queue.accept_message_types.extend(types)
                 answer.message_queues.append(queue)
+        self._hold(client, answer.ByteSize())
         return answer
 
     async def _query_assignment(self, client: GrpcClient, request: Any, context: Any) -> Any:
@@ -383,6 +391,7 @@ class GrpcServer:
                 answer.assignments.add(message_queue=self._queue(client, request.topic, queue_id, v2.READ_WRITE, request.endpoints))
         if not answer.assignments:
             raise CallRefusedError("FORBIDDEN", f"the topic {name} has no readable queue")
+        self._hold(client, answer.ByteSize())
         return answer
 
     # ---- members ------------------------------------------------------------------

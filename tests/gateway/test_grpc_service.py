@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import time
 
 import psutil
@@ -605,6 +606,41 @@ def test_a_call_without_time_left_is_refused_before_it_costs_anything(tmp_path, 
         async with FakeGateway(tmp_path) as gateway, GrpcRig(tmp_path, acl_enable=True) as rig:
             answer = await rig.call("SendMessage", messages=[message("T", b"late")])
             assert answer.status.code == V2.TOO_MANY_REQUESTS and not gateway.asked and not rig.said
+
+    asyncio.run(run())
+
+
+def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def opening(path: str, request: bytes) -> bytes:
+    """What a client sends that makes one call and never says that it has read."""
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "content-type": "application/grpc", "te": "trailers",
+              "x-mq-client-id": "silent@1"}
+    header = b"".join(b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in fields.items())
+    return (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2(4, 0, 0, b"") + http2(1, 4, 1, header)
+            + http2(0, 1, 1, struct.pack(">BI", 0, len(request)) + request))
+
+
+def test_a_route_counts_until_its_client_has_read_it(tmp_path):
+    """Each of a topic's queues has the client's address: a small request may have an answer of megabytes."""
+    TopicConfigs(tmp_path).ensure(TopicConfig("Wide", 512, 512))
+    fields = {"topic": V2.Resource(name="Wide"), "endpoints": V2.Endpoints(addresses=[V2.Address(host="h" * 4000, port=1)])}
+
+    async def run() -> None:
+        async with GrpcRig(tmp_path, gateway_memory_max_bytes=3 << 20) as rig, asyncio.timeout(scaled_timeout_s(60)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            writer.write(opening(f"/{V2.service}/QueryRoute", V2.QueryRouteRequest(**fields).SerializeToString()))
+            kind = None
+            while kind != 0:  # what of its answer the first window takes
+                head = await reader.readexactly(9)
+                kind = head[3]
+                await reader.readexactly(int.from_bytes(head[:3], "big"))
+            assert (await rig.call("QueryRoute", **fields)).status.code == V2.TOO_MANY_REQUESTS
+            writer.transport.abort()
+            while len((await rig.call("QueryRoute", **fields)).message_queues) != 512:
+                pass  # the server has not learnt yet that its client has gone
 
     asyncio.run(run())
 
