@@ -59,7 +59,7 @@ class _Child:
     boot_failures: int = 0
     was_ready: bool = False
     aborted_s: float = NEVER_S
-    resumed_s: float = -NEVER_S              # when it was resumed: it could not record a heartbeat before
+    heard_s: float = -NEVER_S                # from when on its silence counts: it was stopped before, or everything was
     exit_code: int | None = None
 
 
@@ -87,7 +87,6 @@ class Children:
         self._renewing: _Child | None = None
         self._renew_by_s = NEVER_S
         self._seen_s = time.monotonic()
-        self._woke_s = -NEVER_S  # when this process ran again after a long pause: a container's pause stops the workers too
         self.no_session = ""  # set by the supervisor: why no producer can attach
         # A supervisor that died may have left a text.
         self._down_reason = self._published_reason = native.read_blocked_reason(memory.blocked_reasons, native.SUPERVISOR)
@@ -147,7 +146,7 @@ class Children:
             return
         if stopped:
             self._report(Event.WORKER_STOPPED, f"the {child.kind.name} (pid {child.pid}) was stopped by a signal; it is resumed (SIGCONT)")
-            child.resumed_s = time.monotonic()
+            child.heard_s = time.monotonic()
             self._signal(child, signal.SIGCONT)
 
     def _watch(self, child: _Child, pid: int) -> bool:
@@ -258,10 +257,10 @@ class Children:
             self._down_reason = ""
         self._publish_down_reason()
         now_s = time.monotonic()
-        if now_s - self._seen_s >= ABORT_TIMEOUT_S:
-            self._woke_s = now_s
-        self._seen_s = now_s
+        pause_s, self._seen_s = now_s - self._seen_s, now_s
         for child in self._children.values():
+            if pause_s >= ABORT_TIMEOUT_S:  # of this process; that of a container stops the workers too
+                child.heard_s = min(now_s, self._heard_s(child) + pause_s)
             if child.due_s <= now_s and self._restarting:
                 child.due_s = NEVER_S
                 self._start(child)
@@ -275,7 +274,7 @@ class Children:
             return  # it has not attached yet
         if native.load(line, "state") == native.WORKER_READY:
             child.was_ready = True
-        heartbeat_age_s = now_s - max(native.load(line, "heartbeat_ns") / 1e9, child.resumed_s, self._woke_s)
+        heartbeat_age_s = now_s - self._heard_s(child)
         if heartbeat_age_s < child.kind.heartbeat_timeout_s:
             child.aborted_s = NEVER_S
         elif child.aborted_s == NEVER_S:
@@ -285,6 +284,9 @@ class Children:
             self._signal(child, signal.SIGABRT)
         elif now_s >= child.aborted_s + ABORT_TIMEOUT_S:
             self._signal(child, signal.SIGKILL)
+
+    def _heard_s(self, child: _Child) -> float:
+        return max(native.load(self._memory.control.workers[child.kind.number], "heartbeat_ns") / 1e9, child.heard_s)
 
     def next_due_s(self) -> float:
         """Return the time, by time.monotonic(), at which tick() must be called next."""

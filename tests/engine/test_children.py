@@ -137,6 +137,20 @@ def test_the_silence_of_a_pause_of_the_supervisor_and_its_workers_is_forgiven(ri
     assert made.reported == [] and made.children.all_ready
 
 
+def test_pauses_of_the_supervisor_alone_keep_no_silent_worker(rig, monkeypatch):
+    monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", 0.1)
+    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 50})
+    made.children.start()
+    made.go_until(lambda: made.children.all_ready, "ready")
+    os.kill(native.load(line(made), "pid"), signal.SIGSTOP)
+    clock = time.monotonic()
+    monkeypatch.setattr("pyengine.engine.children.time.monotonic", lambda: clock)
+    for _ in range(20):
+        for clock in (clock + 0.01, clock + 0.09, clock + 0.15):  # each third round a pause
+            made.children.tick()
+    assert "has made no progress" in made.reported[0]
+
+
 def test_a_worker_that_loops_leaves_a_trace(rig, monkeypatch, capfd):
     made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 3600000})
     made.children.start()  # an idle flusher with so long an interval is silent for longer than heartbeat_timeout_s
