@@ -151,7 +151,8 @@ class GroupCommitService(FlushService):
     def work(self) -> bool:
         """Wait for a put, for up to IDLE_ROUND_NS, then run group commits for ROUND_NS."""
         self._follow()
-        outcome = self._group.run(monotonic_ns() + (IDLE_ROUND_NS if self._is_verified else RECHECK_NS), ROUND_NS)
+        idle_ns = IDLE_ROUND_NS if self._is_verified or self._is_frozen else RECHECK_NS
+        outcome = self._group.run(monotonic_ns() + idle_ns, ROUND_NS)
         if outcome == flush.GROUP_FAILED:
             self._freeze_after_sync()
         return outcome == flush.GROUP_SEGMENT

@@ -151,6 +151,16 @@ def test_a_new_flusher_over_a_frozen_store_does_nothing(make_owner):
     service.close()
 
 
+def test_a_new_flusher_of_a_frozen_store_in_sync_mode_sleeps_though_no_writer_vouches_for_it(make_owner):
+    owner, writer = rig(make_owner, native.MODE_SYNC)
+    writer.put(b"x")
+    native.freeze(owner.control, native.WRITER, errno.EIO, "tried")
+    service = GroupCommitService(owner.context(EVERY_TIME))
+    began_ns = monotonic_ns()
+    assert not service.work() and monotonic_ns() - began_ns >= 500_000_000
+    service.close()
+
+
 def test_timed_flushing_waits_for_its_interval(make_owner):
     owner, writer = rig(make_owner, native.MODE_MAPPED)
     service = FlushRealTimeService(owner.context(EngineConfig(flush_interval_commit_log_ms=86_400_000)))
