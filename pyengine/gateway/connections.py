@@ -621,7 +621,6 @@ def introduce(request: Request) -> Answer:
 
 # ---- threads ------------------------------------------------------------------------
 
-REQUESTER: ContextVar[Connection | None] = ContextVar("REQUESTER", default=None)  # whose request is handled
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -630,6 +629,7 @@ class HasHost(Protocol):
     host: str
 
 
+REQUESTER: ContextVar[HasHost | None] = ContextVar("REQUESTER", default=None)  # whose request is handled: a connection's, or a client's
 Asker = TypeVar("Asker", bound=HasHost)
 HOSTS_REMEMBERED_MAX = 4096
 CALL_S = 0.000_1  # of a call that has only begun
@@ -702,7 +702,7 @@ class TurnExecutor(ThreadPoolExecutor):
 
     def __init__(self, threads: int, name: str, of_host: int | None = None) -> None:
         super().__init__(threads, thread_name_prefix=name)
-        self._turns: Turns[Connection, Call] = Turns()
+        self._turns: Turns[HasHost, Call] = Turns()
         self._of_host = of_host or threads
         self._running: Counter[str] = Counter()  # calls, by host
         self._skipped = 0  # turns in which only hosts with all their threads had calls: other threads take them

@@ -7,6 +7,7 @@ tests/gateway/test_grpc_messages.py compares the classes with that client's desc
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import time
@@ -20,11 +21,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, messa
 from pyengine.errors import FormatError
 from pyengine.formats import constants
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, TIMER_PROPERTIES
-from pyengine.formats.record import Message, decode_message_id, encode_properties, split_keys
+from pyengine.formats.record import Message, decode_message_id, decompress_body, encode_properties, split_keys
 
 _PROTO = Path(__file__).with_name("rocketmq_v2.textproto")
 REQUEST_BYTES_MAX = 1 << 20  # beside the bodies of messages
 FIELD_BYTES = 16            # about: what each field of a request takes beside its bytes
+BODY_BYTES_OF_4_9 = 4 << 20  # beyond which its clients take none, before they compress it, unless they are set otherwise
 GROUP_BYTES_MAX = 63        # of a message group, as in RocketMQ
 ID_CHARS_MAX = 256          # of a message id: clients' have 34
 SECONDS_MAX = 253_402_300_799  # of a timestamp: the end of 9999
@@ -209,20 +211,22 @@ class Translator:
 
     # ---- a message that is received ---------------------------------------------------
 
-    def received(self, record: Message, topic: Any, *, handle: str = "", attempt: int = 1) -> Any:
-        """Return RocketMQ 5's form of a record, of this topic (a Resource)."""
-        v2, properties, body = self._v2, record.properties, record.body
+    def body_of(self, record: Message) -> tuple[bytes, int]:
+        """Return a record's body as RocketMQ 5's clients read it, and its encoding. One that is compressed takes some time."""
+        if not record.sys_flag & constants.SYS_FLAG_COMPRESSED:
+            return record.body, self._v2.IDENTITY
+        if not record.body.startswith(_GZIP):  # by a client of 4.9 or Python, in zlib's format, which Node's does not read
+            with contextlib.suppress(FormatError):
+                return decompress_body(record.body, record.sys_flag, most_bytes=max(self._body_bytes_max, BODY_BYTES_OF_4_9)), \
+                    self._v2.IDENTITY
+        return record.body, self._v2.GZIP
+
+    def received(self, record: Message, topic: Any, *, found: tuple[bytes, int] | None = None, handle: str = "", attempt: int = 1) -> Any:
+        """Return RocketMQ 5's form of a record, of this topic (a Resource); `found` is what body_of() has returned, if it has."""
+        v2, properties = self._v2, record.properties
         message = v2.Message(topic=topic)
         system = message.system_properties
-        encoding = v2.IDENTITY
-        if record.sys_flag & constants.SYS_FLAG_COMPRESSED:
-            if body.startswith(_GZIP):
-                encoding = v2.GZIP
-            else:  # by a client of 4.9 or Python, in zlib's format
-                try:
-                    body = record.content
-                except FormatError:
-                    encoding = v2.GZIP
+        body, encoding = found or self.body_of(record)
         message.body = body
         system.body_encoding = encoding
         # MD5: clients disagree about how a CRC32 is written, and discard one message of 16.

@@ -26,11 +26,16 @@ import grpc
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError
 from pyengine.events import Event, HostLines, Report
-from pyengine.formats.constants import PROPERTY_TRANSACTION_CHECK_TIMES, SYS_FLAG_TRANSACTION_COMMIT, SYS_FLAG_TRANSACTION_ROLLBACK
+from pyengine.formats.constants import (
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    SYS_FLAG_COMPRESSED,
+    SYS_FLAG_TRANSACTION_COMMIT,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
 from pyengine.formats.record import Message, decode_record
 from pyengine.gateway import codes
 from pyengine.gateway.access import AccessList, printable
-from pyengine.gateway.connections import INT32_MASK, Limits, TurnExecutor, host_of
+from pyengine.gateway.connections import INT32_MASK, REQUESTER, Limits, TurnExecutor, host_of
 from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, BoundedLog, repeat
 from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of
 from pyengine.gateway.grpc_messages import (
@@ -581,15 +586,19 @@ class GrpcServer:
             return
         left = handles = [self._translator.handle(record, frame.fields) for record in records]
         tries = _tries(frame.fields.get("orderCountInfo", ""))
+        REQUESTER.set(client)  # in its call: bodies are decompressed in its turns
         try:
             with self._clients.holding(client, len(frame.body)):
                 await context.write(answer(status=self._status("OK")))
                 for number, record in enumerate(records):
                     attempt = min(record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0), INT32_MASK)
-                    left = handles[number + 1:]  # a message that cannot be translated counts: otherwise it would come for ever
-                    message = self._translator.received(record, topic, handle=handles[number], attempt=attempt)
-                    left = handles[number:]
-                    await context.write(answer(message=message))
+                    left, body = handles[number:], self._translator.body_of
+                    found = await self._executor.run(body, record) if record.sys_flag & SYS_FLAG_COMPRESSED else body(record)
+                    with self._clients.holding(client, max(0, len(found[0]) - len(record.body))):
+                        left = handles[number + 1:]  # a message that cannot be translated counts: otherwise it would come for ever
+                        message = self._translator.received(record, topic, found=found, handle=handles[number], attempt=attempt)
+                        left = handles[number:]
+                        await context.write(answer(message=message))
                 left = []
             last = answer()
             set_time(last.delivery_timestamp, time.time_ns() // 1_000_000)

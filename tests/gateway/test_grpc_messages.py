@@ -172,6 +172,18 @@ def test_a_compressed_body_is_sent_as_clients_of_rocketmq_5_read_it():
     assert (gzip.decompress(of_5.body), of_5.system_properties.body_encoding) == (b"body", V2.GZIP)
 
 
+@pytest.mark.parametrize("size_bytes, is_plain", [(4 << 20, True), ((4 << 20) + 1, False)])
+def test_a_body_that_grows_beyond_those_of_4_9_stays_compressed(size_bytes, is_plain):
+    """Of a few kilobytes, hundreds of megabytes could come."""
+    import zlib
+
+    stored = zlib.compress(bytes(size_bytes))
+    found = TRANSLATOR.received(record(stored, sys_flag=1), V2.Resource(name="orders"))
+    assert found.system_properties.body_encoding == (V2.IDENTITY if is_plain else V2.GZIP)
+    assert found.body == (bytes(size_bytes) if is_plain else stored)
+    assert found.system_properties.body_digest.checksum == hashlib.md5(found.body).hexdigest().upper()
+
+
 @pytest.mark.parametrize("properties, kind", [
     ("__SHARDINGKEY\x01g", V2.FIFO), ("TIMER_DELIVER_MS\x011700000000000", V2.DELAY), ("TRAN_MSG\x01true", V2.TRANSACTION)])
 def test_a_message_keeps_its_type(properties, kind):

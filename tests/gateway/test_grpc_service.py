@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
+import threading
 import time
+import zlib
 
 import psutil
 import pytest
@@ -13,7 +16,7 @@ import pytest
 import pyengine
 from fix_grpc import FakeGateway, GrpcRig
 from grpc_caller import V2, duration, message
-from pyengine.formats.record import encode_host
+from pyengine.formats.record import decompress_body, encode_host
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Limits, host_of
 from pyengine.gateway.grpc_clients import GrpcClients, address_of
@@ -623,6 +626,50 @@ def opening(path: str, request: bytes) -> bytes:
             + http2(0, 1, 1, struct.pack(">BI", 0, len(request)) + request))
 
 
+async def hold(port: int, method: str, request):
+    """Make a call and take no more of its answer than the first window lets through; the connection's writer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(opening(f"/{V2.service}/{method}", request.SerializeToString()))
+    read = 0
+    while read < 40_000:
+        head = await reader.readexactly(9)
+        payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        read += len(payload) if head[3] == 0 else 0
+    return writer
+
+
+def test_a_body_is_decompressed_beside_the_others_and_counts_as_it_is_then(tmp_path, monkeypatch):
+    fields = {"group": V2.Resource(name="g"), "batch_size": 1, "invisible_duration": duration(60), "long_polling_timeout": duration(20),
+              "message_queue": V2.MessageQueue(topic=V2.Resource(name="T"), id=-1)}
+    body, threads, given_back = random.randbytes(1000) + bytes(3 << 20), [], asyncio.Queue()
+
+    def decompress(*args, **more):
+        threads.append(threading.current_thread())
+        return decompress_body(*args, **more)
+
+    def pop(request) -> Answer:
+        return Answer(fields={"popTime": "7"}, body=encode_record(topic="T", body=zlib.compress(body), sys_flag=1))
+
+    def give_back(request) -> Answer:
+        given_back.put_nowait(request.frame.fields["offset"])
+        return Answer()
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path, POP_MESSAGE=pop, GIVE_BACK=give_back), GrpcRig(tmp_path, gateway_memory_max_bytes=8 << 20) as rig:
+            async with asyncio.timeout(scaled_timeout_s(60)):
+                writer = await hold(rig.port, "ReceiveMessage", V2.ReceiveMessageRequest(**fields))
+                answers = [each async for each in rig.call("ReceiveMessage", **fields)]
+                assert answers[-1].status.code == V2.TOO_MANY_REQUESTS and await given_back.get() == "0"
+                writer.transport.abort()
+                found = []
+                while not found:
+                    found = [each.message.body async for each in rig.call("ReceiveMessage", **fields) if each.HasField("message")]
+                assert found == [body] and threading.main_thread() not in threads
+
+    monkeypatch.setattr("pyengine.gateway.grpc_messages.decompress_body", decompress)
+    asyncio.run(run())
+
+
 def test_a_route_counts_until_its_client_has_read_it(tmp_path):
     """Each of a topic's queues has the client's address: a small request may have an answer of megabytes."""
     TopicConfigs(tmp_path).ensure(TopicConfig("Wide", 512, 512))
@@ -630,13 +677,7 @@ def test_a_route_counts_until_its_client_has_read_it(tmp_path):
 
     async def run() -> None:
         async with GrpcRig(tmp_path, gateway_memory_max_bytes=3 << 20) as rig, asyncio.timeout(scaled_timeout_s(60)):
-            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
-            writer.write(opening(f"/{V2.service}/QueryRoute", V2.QueryRouteRequest(**fields).SerializeToString()))
-            kind = None
-            while kind != 0:  # what of its answer the first window takes
-                head = await reader.readexactly(9)
-                kind = head[3]
-                await reader.readexactly(int.from_bytes(head[:3], "big"))
+            writer = await hold(rig.port, "QueryRoute", V2.QueryRouteRequest(**fields))
             assert (await rig.call("QueryRoute", **fields)).status.code == V2.TOO_MANY_REQUESTS
             writer.transport.abort()
             while len((await rig.call("QueryRoute", **fields)).message_queues) != 512:
