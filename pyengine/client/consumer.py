@@ -1115,13 +1115,17 @@ class Consumer:
         if not read and not any(flight.has_notes for flight in flights):
             return messages, has_moved
         self._beat.rouse()
+
+        def take() -> None:
+            nonlocal has_moved
+            for held in read:
+                has_moved = self._take_shared(held, max_messages, messages) or has_moved
+                if len(messages) >= max_messages:
+                    break
+
         try:
             self._require_history()
-            with session.turn(flights, PATIENCE_S, self._require_history):
-                for held in read:
-                    has_moved = self._take_shared(held, max_messages, messages) or has_moved
-                    if len(messages) >= max_messages:
-                        break
+            session.turn(flights, take, PATIENCE_S, self._require_history)
             self._has_suspects = self._reads_suspects()
         except TurnTakenError:  # before anything was taken
             raise

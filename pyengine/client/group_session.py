@@ -9,8 +9,8 @@
 Claims ensure that two members never hold a queue at once, even while they disagree about the shares (docs/consumers.md).
 If the members share messages, each takes the next message of any queue:
 
-    with session.turn(flights):         # the group's lock: no other member takes or ends messages meanwhile
-        flight.take(message, ...)       # of a queue, the next one or one that was given back
+    session.turn(flights, take)         # the group's lock: no other member takes or ends messages during take(), which calls
+    flight.take(message, ...)           # of a queue, for the next one or one that was given back
     session.tend()                      # messages of members that died are given back
     session.store(flights)              # the group's offsets, durable
 
@@ -24,7 +24,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -715,13 +715,15 @@ class SharedSession(GroupSession):
                 self._slot = self._members.join(SHARERS)
             row = table.setdefault(self._key, found)
             if len(self._members.members()) == 1:  # the first one: whoever joins next waits for this lock
-                with self._table():
-                    self.log.forget()
-                    self.log.follow()
-                    states = self._acks.read()
-                    for queue_id in sorted({*states, *row}):
-                        self.log.add(self._begun_queue(queue_id, states.get(queue_id, ()), row.get(queue_id)))
-                    self.log.write()
+                self._in_table(partial(begin_queues, row))
+
+        def begin_queues(row: Mapping[int, int]) -> None:
+            self.log.forget()
+            self.log.follow()
+            states = self._acks.read()
+            for queue_id in sorted({*states, *row}):
+                self.log.add(self._begun_queue(queue_id, states.get(queue_id, ()), row.get(queue_id)))
+            self.log.write()
 
         return self._offsets.update(change).notes
 
@@ -766,29 +768,38 @@ class SharedSession(GroupSession):
     def release(self, claims: Collection[Claim]) -> None:
         """There is no claim to release."""
 
-    @contextlib.contextmanager
-    def _table(self, patience_s: float | None = None) -> Iterator[None]:
-        """Exclude other threads and members, and read what they have done. StoreBusyError as durable_file.exclusive().
+    # What runs in a turn is a function, and no block: an exception of a signal handler, at the begin or the end of a block that is a
+    # generator, leaves that as it is as long as the exception is kept, and with it the locks.
+
+    def _in_table(self, work: Callable[[], object], patience_s: float | None = None) -> None:
+        """Exclude other threads and members, and read what they have done, for `work`. StoreBusyError as durable_file.exclusive().
 
         TurnTakenError after `patience_s`. A thread of this process that already has it must not ask for it.
         """
-        if not self._turn.acquire(timeout=-1 if patience_s is None else patience_s):
-            raise TurnTakenError(self)
-        try:
+        try:  # around it, since an exception of a signal handler may follow it at once
+            if not self._turn.acquire(timeout=-1 if patience_s is None else patience_s):
+                raise TurnTakenError(self)
             is_newest = False
             while not is_newest:
-                fence = self._locked_table(self.log.fence, patience_s)
                 try:
+                    fence = self._locked_table(self.log.fence, patience_s)
                     self.log.follow()
                     is_newest = self.log.fence == fence
                     if is_newest:
-                        yield
+                        work()
                     else:
                         self.log.forget()  # others may have been writing
                 finally:
-                    self._members.leave_table(fence)
+                    try:
+                        self._members.leave_table()
+                    except BaseException:  # such a one, before it has
+                        self._members.leave_table()
+                        raise
         finally:
-            self._turn.release()
+            try:  # not suppress(), at whose begin such an exception may come
+                self._turn.release()
+            except RuntimeError:  # it was not acquired
+                pass
 
     def _locked_table(self, fence: int, patience_s: float | None) -> int:
         """Take the lock of this fence, or of a later one past a member that has it and seems stopped; return the fence."""
@@ -825,16 +836,15 @@ class SharedSession(GroupSession):
                 self._acks.raise_fence(fence + 1)
         return fence + may_raise
 
-    @contextlib.contextmanager
-    def turn(self, flights: Sequence[SharedFlight], patience_s: float | None = None,
-             check: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Exclude the other members; note what they have done, and at the end what this one has, in the file.
+    def turn(self, flights: Sequence[SharedFlight], work: Callable[[], object], patience_s: float | None = None,
+             check: Callable[[], None] = lambda: None) -> None:
+        """Exclude the other members for `work`; note what they have done before, and what this one has after it, in the file.
 
         `check` is called after that; if it raises an error, the turn has failed.
         PassedOverError if others have passed over this process meanwhile: what it has noted does not count. TurnTakenError after
         `patience_s`.
         """
-        with self._table(patience_s):
+        def whole() -> None:
             member = self._members.incarnation
             try:
                 stored: dict[int, int] | None = None
@@ -843,7 +853,7 @@ class SharedSession(GroupSession):
                         stored = self.stored() if stored is None else stored
                         self.log.add(self._begun_queue(flight.queue_id, (), stored.get(flight.queue_id)))
                 told = [flight.begin_turn(member) for flight in flights]
-                yield
+                work()
                 for flight in flights:
                     flight.tell_taken(member)
                 self.log.write()
@@ -854,29 +864,33 @@ class SharedSession(GroupSession):
             for flight, counts in zip(flights, told):
                 flight.end_turn(counts)
 
+        self._in_table(whole, patience_s)
+
     def wait_for_turn(self) -> None:
         """Wait until other members have ended their turns, or are passed over. StoreBusyError as durable_file.exclusive()."""
         with self._turn:
             if self._slot >= 0:  # it was not closed meanwhile
-                with self._table():
-                    pass
+                self._in_table(lambda: None)
 
     def tend(self) -> None:
         """Give back the messages of members that died, or sent no heartbeat for session_timeout_s; follow the others."""
         with self._turn:
             if not self._others() and not self.log.has_news:
                 return
-            with contextlib.suppress(PassedOverError), self.turn(()):
-                members = self._members.members()
-                silent = self._liveness.expired({at: record for at, record in members.items()
-                                                 if record.incarnation != self._members.incarnation})
-                living = {record.incarnation for at, record in members.items() if at not in silent}
-                if 0 in living:  # a record that is just being written
-                    return
-                for dead in self._others() - living:
-                    for queue in self.log.queues.values():
-                        if taken := [offset for offset, (_, owner) in queue.open.items() if owner == dead]:
-                            self.log.add(queue.step(dead, {"back": taken}))
+            with contextlib.suppress(PassedOverError):
+                self.turn((), self._give_back_of_dead)
+
+    def _give_back_of_dead(self) -> None:
+        members = self._members.members()
+        silent = self._liveness.expired({at: record for at, record in members.items()
+                                         if record.incarnation != self._members.incarnation})
+        living = {record.incarnation for at, record in members.items() if at not in silent}
+        if 0 in living:  # a record that is just being written
+            return
+        for dead in self._others() - living:
+            for queue in self.log.queues.values():
+                if taken := [offset for offset, (_, owner) in queue.open.items() if owner == dead]:
+                    self.log.add(queue.step(dead, {"back": taken}))
 
     def store(self, flights: Sequence[SharedFlight]) -> dict[int, int]:
         """Store what is done, and before it what is done beyond that; return the group's offsets. It is durable then.
@@ -894,11 +908,15 @@ class SharedSession(GroupSession):
                 raise HistoryChangedError(self._root)
             row = table.get(self._key, {})
             found.clear()
+            moved: dict[int, int] = {}
+
+            def save() -> None:
+                moved.update({queue_id: queue.done for queue_id, queue in self.log.queues.items() if row.get(queue_id) != queue.done})
+                for queue_id, done in moved.items():
+                    self.log.add(self.log.queues[queue_id].saved(done))
+
             with self._turn:
-                with self.turn(flights):
-                    moved = {queue_id: queue.done for queue_id, queue in self.log.queues.items() if row.get(queue_id) != queue.done}
-                    for queue_id, done in moved.items():
-                        self.log.add(self.log.queues[queue_id].saved(done))
+                self.turn(flights, save)
                 sync, size_bytes = self.log.syncing(), self.log.size_bytes  # another thread's turn may make it longer from here on
             sync()
             found.update(row | moved)
@@ -915,11 +933,14 @@ class SharedSession(GroupSession):
                 return found
 
     def _compact(self, row: Mapping[int, int]) -> None:
-        with self._table(), self._members.compaction() as may_replace:
-            fence = self.log.fence
-            self.log.follow()
-            if may_replace and self.log.fence == fence:  # others had not passed over this member before it had that lock
-                self._acks.compact(row)
+        def compact() -> None:
+            with self._members.compaction() as may_replace:
+                fence = self.log.fence
+                self.log.follow()
+                if may_replace and self.log.fence == fence:  # others had not passed over this member before it had that lock
+                    self._acks.compact(row)
+
+        self._in_table(compact)
 
     def close(self) -> None:
         """Leave the group; messages that this member still has are the others'."""

@@ -107,22 +107,25 @@ class SegmentHolds:
 
     def close_if_unused(self) -> bool:
         """Close it unless a segment is held, or a thread holds or releases one now, which may wait for the caller; whether it did."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
+        try:  # around it, since an exception of a signal handler may follow it at once
+            if not self._lock.acquire(blocking=False):
+                return False
             if not self._counts:
                 self.close()
             return not self._counts
         finally:
-            self._lock.release()
+            try:  # not suppress(), at whose begin such an exception may come
+                self._lock.release()
+            except RuntimeError:  # it was not acquired
+                pass
 
     def close(self) -> None:
         """Release all holds."""
         with self._lock:
             self._counts.clear()
-            if self._cleaning is not None:
-                self._cleaning.close()
-                self._cleaning = None
+            cleaning, self._cleaning = self._cleaning, None  # before an exception of a signal handler
+            if cleaning is not None:
+                cleaning.close()
 
     def _forked(self) -> None:
         """Close the child's copies, which would keep the parent's locks after its end."""

@@ -187,19 +187,18 @@ class GroupMembers:
         """Take the lock under which members change who has which message, if no other process has it."""
         return self._try_lock(TABLE + fence)
 
-    def leave_table(self, fence: int) -> None:
-        """Release it."""
+    def leave_table(self) -> None:
+        """Release it, of whichever fence."""
         if self._descriptor >= 0:
-            self._unlock(TABLE + fence)
+            unlock(self._descriptor, TABLE, QUEUES - TABLE)
 
     @contextlib.contextmanager
     def compaction(self) -> Iterator[bool]:
         """Allow one process at a time to replace the members' table or to raise its fence; False if another one does now."""
-        is_held = self._try_lock(COMPACTION)
-        try:
-            yield is_held
+        try:  # around it, since an exception of a signal handler may follow it at once
+            yield self._try_lock(COMPACTION)
         finally:
-            if is_held and self._descriptor >= 0:
+            if self._descriptor >= 0:
                 self._unlock(COMPACTION)
 
     # -- queues: a caller that changes a record must hold the lock of the groups' offsets --

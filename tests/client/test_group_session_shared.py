@@ -18,6 +18,7 @@ import pyengine
 from fix_cli import environment
 from fix_client import before_it_looks, epoch_of, housekeep, members_of, reader_of, session_of
 from fix_engine import SMALL
+from interrupting import Interrupt, interrupted_at_each_place
 from pyengine.client import group_session
 from pyengine.client.consumer_groups import set_offsets
 from pyengine.client.retries import retry_topic
@@ -894,8 +895,9 @@ def test_a_member_that_was_paused_with_the_one_that_has_the_turn_does_not_pass_o
         for module in (group_session, durable_file):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
         monkeypatch.setattr(GroupMembers, "members", pause_after)
-        with session_of(one).turn(()):
-            assert paused_s == [60] and session_of(one).log.fence == 0
+        turns = []
+        session_of(one).turn((), lambda: turns.append((*paused_s, session_of(one).log.fence)))
+        assert turns == [(60, 0)]
         process.communicate(b"x", timeout=60)
         assert process.returncode == 0
     finally:
@@ -946,6 +948,28 @@ def test_an_event_loop_does_not_store_what_is_done_before_a_suspect_comes(engine
 
     assert [counted(found) for found in asyncio.run(main())] == [[(0, 3)], [(1, 3)]]
     assert threads and "MainThread" not in threads
+
+
+def test_a_pull_that_a_signal_handler_interrupts_keeps_no_other_thread_or_member_from_its_turn(engine, names, member):
+    put(engine, names[0], 1)
+    one, two = member(), member()
+    found, errors = [], []
+
+    def call() -> None:
+        try:
+            found[:] = one.pull(1, timeout_s=0)
+        except Interrupt as error:
+            errors[:] = [error]  # with all frames, as sys.last_exc
+            raise
+
+    for _ in interrupted_at_each_place(call):
+        threads = [threading.Thread(target=session_of(each).wait_for_turn, daemon=True) for each in (one, two)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(scaled_timeout_s(30))
+            assert not thread.is_alive(), errors
+    eventually(lambda: found or call() or found, "the message")
 
 
 def test_a_signal_handler_may_close_a_member_that_waits_for_its_turn(engine, names, monkeypatch):

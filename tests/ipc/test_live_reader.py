@@ -18,6 +18,7 @@ import pyengine
 from fix_owner import CHECKOUT, identity_of
 from fix_store_builder import StoreBuilder
 from in_child import InChild
+from interrupting import interrupted_at_each_place
 from pyengine.errors import EngineError, StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import live_reader
@@ -403,6 +404,22 @@ def test_holds_that_another_thread_is_taking_stay_open_and_are_not_waited_for(li
         closing.join(scaled_timeout_s(10))
         assert closed == [False]
     assert holds.close_if_unused()
+
+
+def test_a_signal_handler_that_interrupts_the_close_of_unused_holds_keeps_no_thread_from_them(live):
+    owner, _ = live()
+    create_cleaning(owner.folder)
+    holds, held = SegmentHolds(owner.folder), []
+
+    def hold() -> None:
+        held.append(holds.hold(0))
+        holds.release(0)
+
+    for _ in interrupted_at_each_place(holds.close_if_unused):
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        thread.join(scaled_timeout_s(30))
+        assert held.pop()
 
 
 def test_a_recovering_store_is_busy(store):
