@@ -594,8 +594,8 @@ class FirstPuts:
         with self._reading:
             noted, _ = self._delays.read()  # before the index, which has what was delivered until then
             if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
-                raise RefusedError(f"the index does not have the newest messages within {INDEX_S:g} s, so the unique key cannot be looked "
-                                   "up: put it again later", PutStatus.SERVICE_NOT_AVAILABLE)
+                raise RefusedError("the index does not have the newest messages yet, so the unique key cannot be looked up: put it again "
+                                   "later", PutStatus.SERVICE_NOT_AVAILABLE)
             hits = [found for where in (topic, constants.SCHEDULE_TOPIC, constants.TIMER_TOPIC)
                     for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
                     if found.uniq_key == unique_key and _real_topic(found) == topic

@@ -423,6 +423,8 @@ class LiveStoreReader(StoreReader):
         It ends at once while they come to no more: without an engine, and with dispatch_at=replicated without slaves that confirm.
         """
         deadline_s = time.monotonic() + timeout_s
+        if self._engine_memory() is None:  # perhaps at a look before it ran
+            self._look_again()
         while True:
             seen = self._arrivals()
             if self.dispatched_offset(ReadLevel.COMMITTED) >= end:
@@ -553,8 +555,8 @@ class LiveStoreReader(StoreReader):
         with self._memory_lock:
             now_s = time.monotonic()
             if now_s >= self._engine_check_due_s or (self._memory is not None and self._memory.retired):
-                self._engine_check_due_s = now_s + ENGINE_CHECK_INTERVAL_S
                 self._memory = self._live_watermark.memory()
+                self._engine_check_due_s = now_s + ENGINE_CHECK_INTERVAL_S  # not before: an exception may have ended the look
             return self._memory
 
 

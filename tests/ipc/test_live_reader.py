@@ -18,7 +18,7 @@ import pyengine
 from fix_owner import CHECKOUT, identity_of
 from fix_store_builder import StoreBuilder
 from in_child import InChild
-from interrupting import interrupted_at_each_place
+from interrupting import Interrupt, interrupt, interrupted_at_each_place
 from pyengine.errors import EngineError, StoreBusyError, UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc import live_reader
@@ -106,6 +106,20 @@ def test_a_waiter_is_woken_by_the_arrival(live):
         thread.join(timeout=scaled_timeout_s(60))
         assert woken == [True]
         assert not reader.wait_for_message(queue["topic"], queue["queueId"], queue["max"], timeout_s=0.05)
+
+
+@pytest.mark.parametrize("look", ["interrupted", "early"])
+def test_a_wait_for_dispatch_does_not_go_by_a_look_that_found_no_engine(live, monkeypatch, look):
+    owner, store = live()
+    position, size, *_ = store.verify["facts"]["queues"][0]["entries"][1]
+    native.store_position(owner.control.reput_from, position)
+    with pyengine.open_store(owner.root) as reader:
+        with monkeypatch.context() as during, contextlib.suppress(Interrupt):
+            during.setattr(reader._live_watermark, "memory", interrupt if look == "interrupted" else lambda: None)
+            reader._engine_memory()
+        assert look == "early" or reader._engine_memory() is not None
+        monkeypatch.setattr(reader, "_wait_for_arrival", lambda *_: native.store_position(owner.control.reput_from, position + size))
+        assert reader._wait_for_dispatch(position + size, scaled_timeout_s(60))
 
 
 CLOSED = {  # the point in a call at which another thread closes what it uses: the call, and what its error names
