@@ -105,7 +105,7 @@ class Gateway:
         name_server: Handlers = {}
         name_server_port, broker_port = await self._open_ports(broker, worker, name_server, take_first)
         address = Address.of(config, broker_port)
-        members = self.members = Members(names)
+        members = self.members = Members(names, executor)
         positions = Positions(reader, names, self._offsets, executor)
         admin = Admin(reader, names, members, self._offsets, address, executor, self._use_settings)
         pulls = self.pulls = Pulls(reader, names, members, positions, executor, admin.counts.count_gets)

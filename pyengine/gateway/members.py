@@ -168,7 +168,7 @@ class Group:
 class Members:
     """All connected clients. Used in the event loop's thread."""
 
-    def __init__(self, names: Names, *, clock_s: Callable[[], float] | None = None) -> None:
+    def __init__(self, names: Names, executor: TurnExecutor, *, clock_s: Callable[[], float] | None = None) -> None:
         self._names = names
         self.now_s = clock_s or RunningClock(2 * EXPIRE_S)  # while the gateway is stopped it reads no heartbeat
         self.consumers: dict[str, Group] = {}
@@ -184,7 +184,7 @@ class Members:
             codes.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
             codes.LOCK_BATCH_MQ: self.lock,
             codes.UNLOCK_BATCH_MQ: self.unlock,
-            codes.CHECK_CLIENT_CONFIG: self.check_client_config,
+            codes.CHECK_CLIENT_CONFIG: lambda request: executor.run(self.check_client_config, request),
         }
 
     # ---- heartbeats ---------------------------------------------------------------
@@ -347,7 +347,7 @@ class Members:
         return Answer(body=write_json({"consumerIdList": group.client_ids}))
 
     def check_client_config(self, request: Request) -> Answer:
-        """Check a subscription that is not a tag expression; a client requests this before it consumes."""
+        """Check a subscription that is not a tag expression; a client requests this before it consumes. It takes long."""
         sent = read_object(request.frame.body).get("subscriptionData")
         if sent is not None:
             check_expression(as_object(sent).get("expressionType"), as_object(sent).get("subString"))

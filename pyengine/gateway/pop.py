@@ -18,7 +18,7 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -32,7 +32,7 @@ from pyengine.formats.record import Message, encode_properties
 from pyengine.gateway import codes
 from pyengine.gateway.acl_file import SUB
 from pyengine.gateway.connections import Answer, Connection, Handlers, Request, RequestRefusedError, TurnExecutor, refuse_if
-from pyengine.gateway.members import asked_subscription, check_expression
+from pyengine.gateway.members import TAG, asked_subscription, check_expression
 from pyengine.gateway.names import OWN_GROUP_PREFIXES, RETRY_PREFIX, Names, group_fault
 from pyengine.gateway.pop_shares import GATHERED, TICK_S, Lease, PopQueue, Share, Shares
 from pyengine.gateway.positions import LEVEL, GroupOffsets
@@ -43,7 +43,7 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import GetResult, GetStatus
 from pyengine.storage.acknowledgements import Identity
 from pyengine.storage.config_table import PERM_READ, SubscriptionGroup, TopicConfig
-from pyengine.storage.message_getter import Wanted
+from pyengine.storage.message_getter import SHORT_CHARS, Wanted
 
 MESSAGES_MAX = 32            # of one pop, as in RocketMQ
 POP_BYTES = 4 << 20          # a pop ends with the message that reaches this size
@@ -73,7 +73,6 @@ class Asked:
     most: int
     invisible_ms: int
     until_s: float
-    wanted: Wanted = field(default_factory=Wanted)
     is_from_last: bool = False
     is_ordered: bool = False
     is_kept: bool = False
@@ -90,7 +89,7 @@ class Asked:
     @property
     def kind(self) -> tuple[object, ...]:
         """What pops have in common that find the same."""
-        return self.queue_id, self.is_ordered, self.is_notification, self.wanted.tags, id(self.wanted.condition)
+        return self.queue_id, self.is_ordered, self.is_notification, *_expression(self.request)
 
 
 @dataclass(slots=True)
@@ -307,13 +306,16 @@ class Pops:
         config = await self._names.group_or_new(group)
         if config is None:
             raise RequestRefusedError(codes.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist, {codes.FAQ}")
+        if is_pop and not _is_short(request):
+            await self._executor.run(_filter, request, name)
+        elif is_pop:
+            _filter(request, name)
         refuse_if(self._why_no_pop(group, name, config), codes.NO_PERMISSION)
-        wanted = _filter(request, name) if is_pop else Wanted()
         invisible_ms = min(request.integer("invisibleTime", bits=64), INVISIBLE_MS_MAX) if is_pop else 0
         if is_pop and invisible_ms <= 0:
             raise RequestRefusedError(codes.INVALID_PARAMETER, f"messages that are invisible for {invisible_ms} ms: give 1 or more")
         poll_ms = max(0, min(request.integer("pollTime", 0, bits=64), POLL_MS_MAX))
-        return Asked(request, group, name, queue_id, most, invisible_ms, time.monotonic() + poll_ms / 1000, wanted,
+        return Asked(request, group, name, queue_id, most, invisible_ms, time.monotonic() + poll_ms / 1000,
                      request.integer("initMode", 0) != 0, request.flag("order"), request.flag("autoRenew"),
                      request.frame.fields.get("attemptId", ""))
 
@@ -419,7 +421,7 @@ class Pops:
         most = min(asked.most - len(taken), queue.room, end - start)
         if most <= 0:
             return False
-        found, records = await self._executor.run(self._read, share.topic, queue.queue_id, start, most, Wanted())
+        found, records = await self._executor.run(self._read, asked, share.topic, queue.queue_id, start, most)
         end = min(end, found.next_begin_offset)
         if end <= start or asked.topic not in queue.aside or queue.aside[asked.topic][0] != start:
             return False
@@ -437,12 +439,11 @@ class Pops:
         if most <= 0:
             return False
         topic, position = share.topic, queue.position
-        wanted = asked.wanted if topic == asked.topic else Wanted()
         if queue.flight.last is not None and queue.last is None \
                 and not await self._executor.run(queue.know_same_history, self._reader, topic):
             return False
-        read = partial(self._read, topic, queue.queue_id, position, most, wanted)
-        is_near = queue.last is not None and wanted.condition is None and self._positions.is_near_log_end(queue.last.physical_offset)
+        read = partial(self._read, asked, topic, queue.queue_id, position, most)
+        is_near = queue.last is not None and _is_short(asked.request) and self._positions.is_near_log_end(queue.last.physical_offset)
         if not is_near and self._end_of(topic, queue.queue_id) == position:
             return False
         found, records = read() if is_near else await self._executor.run(read)
@@ -471,8 +472,9 @@ class Pops:
         else:
             queue.set_aside(message, source)
 
-    def _read(self, topic: str, queue_id: int, offset: int, most: int, wanted: Wanted) -> tuple[GetResult, list[bytes]]:
-        """Read messages and their records, in a thread if they may be on the disk."""
+    def _read(self, asked: Asked, topic: str, queue_id: int, offset: int, most: int) -> tuple[GetResult, list[bytes]]:
+        """Read messages and their records, in a thread if they may be on the disk, or a filter takes long."""
+        wanted = _filter(asked.request, topic) if topic == asked.topic else Wanted()
         found = self._reader._fetch(topic, queue_id, offset, most, wanted, LEVEL)
         return found, self._records(found.messages)
 
@@ -782,8 +784,19 @@ def _without_body(message: Message, topic: str) -> Message:
                    store_timestamp_ms=message.store_timestamp_ms, reconsume_times=message.reconsume_times, body_crc=message.body_crc)
 
 
+def _expression(request: Request) -> tuple[str | None, str | None]:
+    return request.frame.fields.get("exp"), request.frame.fields.get("expType")
+
+
+def _is_short(request: Request) -> bool:
+    """Return whether the loop may parse a pop's filter: a condition, or a long list of tags, takes long."""
+    text, kind = _expression(request)
+    return kind in (None, TAG) and len(text or "") <= SHORT_CHARS
+
+
 def _filter(request: Request, topic: str) -> Wanted:
-    text, kind = request.frame.fields.get("exp"), request.frame.fields.get("expType")
+    """Parse a pop's filter, which is not kept: it takes up to a hundred times the memory of its text."""
+    text, kind = _expression(request)
     found = asked_subscription(topic, text, kind)
     check_expression(kind, text)
     return found.wanted

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 import pyengine
 from fix_gateway import LocalClient, heartbeat, send_fields, subscription
-from pyengine.gateway import codes
+from pyengine.gateway import codes, members
+from pyengine.gateway.connections import TurnExecutor
 from pyengine.gateway.members import LOCK_S, SUBSCRIPTIONS_MAX, Members, queue_table
 from pyengine.gateway.wire import ANSWER, JSON_BYTES_MAX, JSON_FORM, Frame, WireError, encode_frame, write_json
 from pyengine.storage import durable_file
@@ -120,7 +122,7 @@ class Asked:
 def test_a_lock_that_is_not_renewed_ends():
     clock = [0.0]
     names = SimpleNamespace(recent_topic=TopicConfig)
-    members = Members(names, clock_s=lambda: clock[0])
+    members = Members(names, None, clock_s=lambda: clock[0])
 
     def take(who):
         answer = members.lock(Asked({"clientId": who, "consumerGroup": "g", "mqSet": [mark(0)]}))
@@ -134,7 +136,7 @@ def test_a_lock_that_is_not_renewed_ends():
 def test_a_pause_of_the_gateway_is_no_silence_of_its_clients(monkeypatch):
     now_s, connection = [0.0], Connected()
     monkeypatch.setattr(durable_file, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    members = Members(None)
+    members = Members(None, None)
     connection.beat(members, "me", producers=["g"])
 
     def expire_after(seconds):
@@ -210,7 +212,7 @@ def test_topics_and_kinds_that_are_too_many_are_left_out_alone(served):
 
 def test_a_client_without_any_of_its_groups_is_told_by_an_error(monkeypatch):
     monkeypatch.setattr("pyengine.gateway.members.GROUPS_MAX", 0)
-    answer = Connected().beat(Members(None), "c", producers=["p"])
+    answer = Connected().beat(Members(None, None), "c", producers=["p"])
     assert answer.code == codes.SYSTEM_ERROR and "are connected already" in answer.remark
 
 
@@ -247,7 +249,7 @@ def test_numbers_as_text_and_places_of_enums_are_taken_as_by_fastjson(served, to
 
 
 def test_a_lock_request_with_a_malformed_queue_is_refused():
-    members = Members(None)
+    members = Members(None, None)
     for queue in ({"brokerName": "b", "queueId": "x", "topic": "T"}, {"brokerName": "b", "queueId": "", "topic": "T"},
                   {"brokerName": 1, "queueId": 0, "topic": "T"}, {"brokerName": "b", "queueId": 0, "topic": "../x"}, 5):
         with pytest.raises(WireError):
@@ -268,13 +270,26 @@ def test_a_condition_is_checked_before_a_client_consumes_by_it(served):
     assert check("TAG", "a || b") == codes.SUCCESS
 
 
+def test_a_condition_is_checked_in_another_thread(monkeypatch):
+    threads = []
+    monkeypatch.setattr(members, "parse_condition", lambda text, **rest: threads.append(threading.current_thread()))
+    body = json.dumps({"subscriptionData": subscription("T", "a > 1", kind="SQL92")}).encode()
+
+    async def answer(executor):
+        return await Members(None, executor).handlers[codes.CHECK_CLIENT_CONFIG](Connected().asks(codes.CHECK_CLIENT_CONFIG, body=body))
+
+    with TurnExecutor(1, "test") as executor:
+        assert asyncio.run(answer(executor)).code == codes.SUCCESS
+    assert len(threads) == 1 and threading.current_thread() not in threads
+
+
 def test_groups_that_are_known_do_not_grow_beyond_what_all_may_take(monkeypatch):
     monkeypatch.setattr("pyengine.gateway.members.SUBSCRIPTION_BYTES_MAX", 1000)
     async def no_new_group(name):
         return None
 
     quiet = SimpleNamespace(notify_consumer_ids_changed_enable=False)
-    members = Members(SimpleNamespace(group=lambda name: quiet, group_or_new=no_new_group))
+    members = Members(SimpleNamespace(group=lambda name: quiet, group_or_new=no_new_group), None)
     connection = Connected()
 
     def tell(*topics):
@@ -291,7 +306,7 @@ def test_groups_that_are_known_do_not_grow_beyond_what_all_may_take(monkeypatch)
 
 
 def test_a_producer_is_found_by_its_id_until_it_leaves_its_last_group():
-    members = Members(None)
+    members = Members(None, None)
     one, other = Connected(), Connected()
     for connection, name, client_id in ((one, "a", "me"), (one, "b", "me"), (other, "a", "you")):
         connection.beat(members, client_id, producers=[name])

@@ -8,6 +8,7 @@ import json
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ from fix_gateway import LocalClient, heartbeat, pull_fields, send_fields, start_
 from fix_pop import Popped, ack, pop, pop_fields, popped
 from pyengine.errors import StoreBusyError, UsageError
 from pyengine.formats.record import Message
-from pyengine.gateway import codes
+from pyengine.formats.sql_filter import SqlFilter
+from pyengine.gateway import codes, members
 from pyengine.gateway.connections import Answer, Request, RequestRefusedError, TurnExecutor, refuse_if
 from pyengine.gateway.pop import ACKED_MAX, EXPIRED, POP_BYTES, Pops
 from pyengine.gateway.pop_shares import IN_FLIGHT_MAX, POPPING_S, Lease, PopQueue, Share, Shares
@@ -31,6 +33,7 @@ from pyengine.results import GetResult, GetStatus
 from pyengine.storage.acknowledgements import AckFile, InFlight
 from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.message_getter import SHORT_CHARS, TagFilter
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually, scaled_timeout_s
 
@@ -1281,6 +1284,48 @@ def test_a_pop_for_which_no_client_waits_any_more_takes_nothing(pops, is_held):
     asyncio.run(run())
     assert ended.answers[0].code == codes.POLLING_TIMEOUT and other.answers[0].body == b"record" * 4
     assert [lease.message.delivery_count for lease in pops.queue.leases.values()] == [1, 1, 1, 1]
+
+
+class Parsed(SqlFilter):
+    """A condition that can be watched."""
+
+
+class ParsedTags(frozenset):
+    """Tags that can be watched."""
+
+
+@pytest.mark.parametrize("kind, text", [("SQL92", "a > 1"), ("TAG", "a || " * (SHORT_CHARS // 4))], ids=["condition", "many tags"])
+def test_what_a_held_pop_is_to_find_is_parsed_in_another_thread_and_not_kept(pops, monkeypatch, kind, text):
+    """A condition of 64 KB takes a tenth of a second, and several MB for as long as its pop is held."""
+    threads, parsed = [], []
+
+    def noted(made, found):
+        threads.append(threading.current_thread())
+        parsed.append(weakref.ref(found))
+        return made
+
+    def tags(given):
+        found = ParsedTags(given)
+        return noted(TagFilter(found, b""), found)
+
+    monkeypatch.setattr(members, "parse_condition", lambda text, **rest: noted(found := Parsed(text, **rest), found))
+    monkeypatch.setattr(members, "filter_by_tags", tags)
+    asked = [PopOfT(pollTime=60_000, expType=kind, exp=text) for _ in range(2)]
+
+    async def run():
+        assert await pops.pops.pop(asked[0]) is None
+        pops.reader.log = [*pops.reader.log, Message("T", b"", 0, 4, 4, 100)]
+        while not asked[0].answers:
+            pops.pops.give_back(Request(Peer(), Frame(codes.GIVE_BACK, {
+                "consumerGroup": "g", "topic": "T", "queueId": "0", "offset": "3", "extraInfo": "3 1 1000 0 0 broker-a 0 3"}), 0))
+            await asyncio.sleep(0.001)
+        before = len(parsed)
+        pops.reader.log = [*pops.reader.log, Message("T", b"", 0, 5, 5, 100)]
+        assert (await pops.pops.pop(asked[1])).body == b"record" and len(parsed) > before, "it is parsed where it is read"
+
+    asyncio.run(run())
+    assert threading.current_thread() not in threads
+    eventually(lambda: all(found() is None for found in parsed), "nothing is kept")
 
 
 def test_the_held_pops_of_one_host_leave_room_for_those_of_others(pops, monkeypatch):
