@@ -190,7 +190,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         self._first_puts: FirstPuts | None = None
         self._delayed_cancels: DelayedCancels | None = None
         self._calling = threading.RLock()  # guards `_calls`; a signal handler in a thread that has it may close
-        self._calls: set[object] = set()   # that use the store's files now
+        self._calls: dict[object, int] = {}  # that use the store's files now, and their threads
 
     @property
     def _delays_ms(self) -> tuple[int, ...]:
@@ -204,7 +204,8 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     def close(self) -> None:
         """Wait for all answers, at most 2 s after the last one, then close the session."""
         if self._group_transactions is not None:
-            self._group_transactions.end_asking()
+            # A checker, or a signal handler in a call that the thread may wait for, cannot wait for the thread.
+            self._group_transactions.end_asking(threading.get_ident() not in [*self._calls.values()])
         self._puts.close()
         self._close_files()
 
@@ -219,10 +220,10 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             with self._calling:
                 if why := self._puts.why_unusable:
                     raise error(why)
-                self._calls.add(call)
+                self._calls[call] = threading.get_ident()
             yield
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
             self._close_files()
 
     def _close_files(self) -> None:

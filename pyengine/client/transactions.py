@@ -167,6 +167,8 @@ class GroupTransactions:
         It raises the first error after all were asked about, since each of them has one try less now.
         """
         with self._asking:
+            if self._is_closing:  # the thread has waited for a call that a signal handler has interrupted to close
+                return 0
             found = self._check.round(lambda half: half.properties.get(PROPERTY_PRODUCER_GROUP, "") in self._checkers, again_after_ms)
             asked = [half for half in found if half.uniq_key not in self.open_keys]
             first_error: EngineError | None = None
@@ -208,10 +210,10 @@ class GroupTransactions:
         self._is_closing = True
         self._wake.put(None)
 
-    def end_asking(self) -> None:
-        """End the thread."""
+    def end_asking(self, waits: bool) -> None:
+        """End the thread, and wait for it if `waits`."""
         self.stop_asking()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and waits:
             self._thread.join()
 
     def close(self) -> None:

@@ -252,6 +252,46 @@ def test_a_signal_handler_that_raises_during_the_end_keeps_no_later_message_from
     assert {message.body for message in asked} == {b"two"}, "of what it interrupted the checker is asked"
 
 
+@pytest.mark.parametrize("inside", ["check", "end"])
+def test_a_signal_handler_may_close_in_a_call_that_the_checkers_thread_waits_for(engine, monkeypatch, inside):
+    producer, asks = engine.connect(), threading.Event()
+    block = producer.transaction(checker=lambda message: None)
+    owner, check_now, closed = producer._group_transactions, GroupTransactions.check_now, []
+
+    def checking(owner, *given):
+        if threading.current_thread() is owner._thread:
+            asks.set()
+        return check_now(owner, *given)
+
+    def close_in(call):
+        def closing(*given):
+            if threading.current_thread() is not calling or closed:
+                return call(*given)
+            closed.append(True)
+            owner._wake.put(None)
+            assert asks.wait(scaled_timeout_s(30))
+            producer.close()
+            return call(*given)
+
+        return closing
+
+    def end() -> None:
+        with contextlib.suppress(PutError), block as transaction:
+            transaction.put("orders", b"one")
+
+    asks.clear()
+    monkeypatch.setattr(GroupTransactions, "check_now", checking)
+    monkeypatch.setattr(HalfMessages, "_may_be_put_back", lambda *_: True)
+    place, name = (PreparedCheck, "round") if inside == "check" else (HalfMessages, "_copies_of")
+    monkeypatch.setattr(place, name, close_in(getattr(place, name)))
+    calling = threading.Thread(target=producer.check_transactions if inside == "check" else end, daemon=True)
+    calling.start()
+    calling.join(scaled_timeout_s(30))
+    assert not calling.is_alive(), "it waits for itself"
+    owner._thread.join(scaled_timeout_s(30))
+    assert not owner._thread.is_alive() and owner.halves._reader is None
+
+
 def test_a_block_that_ends_by_an_exception_takes_its_messages_back(engine, producer):
     with pytest.raises(ZeroDivisionError), producer.transaction() as transaction:
         transaction.put("orders", b"one")
