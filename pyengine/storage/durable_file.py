@@ -220,6 +220,8 @@ class AppendedLines:
             return False
         self.close()
         self._descriptor = open_shared_file(self.path)
+        self._closer = weakref.finalize(self, os.close, self._descriptor)  # also of one that a program, or a forked child, only drops
+        self._closer.atexit = False
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
         if not self.length():  # perhaps a new file with an old number
             self.durable_name = None
@@ -331,8 +333,8 @@ class AppendedLines:
         """Close the file."""
         self.rewind()
         if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            self._descriptor = -1
+            self._closer()
 
 
 _MISSING, _EMPTY = "is not there", "is empty"

@@ -1033,6 +1033,25 @@ def test_threads_and_a_forked_child_may_cancel_by_one_producer(make_engine):
         assert all(map(producer.cancel_delayed, ids[18:]))
 
 
+def test_a_cancel_leaves_no_file_open_in_a_forked_child_or_once_its_producer_is_dropped(make_engine):
+    engine = make_engine()
+    engine.start()
+
+    def opened() -> int:
+        return sum(os.path.realpath(f"/proc/self/fd/{each}").endswith("/delay-cancels") for each in os.listdir("/proc/self/fd"))
+
+    producer = pyengine.connect(engine.root)
+    assert producer.cancel_delayed(producer.put("T", b"x", delay_level=18).msg_id) and opened() == 1
+    pid = os.fork()
+    if not pid:
+        os._exit(opened())
+    assert os.waitpid(pid, 0)[1] == 0
+    assert producer.cancel_delayed(producer.put("T", b"x", delay_level=18).msg_id), "the parent's is open"
+    del producer
+    gc.collect()
+    assert opened() == 0
+
+
 def in_transaction(producer, topic):
     with producer.transaction(check_after_s=0) as transaction:
         transaction.put(topic, b"x")
