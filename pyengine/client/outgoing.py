@@ -11,6 +11,7 @@ import hashlib
 import random
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -664,6 +665,7 @@ class DelayedCancels:
         self._clock_ms = clock_ms
         self._cancels = DelayCancels(reader.root)
         self._lock = threading.Lock()
+        self._firsts, self._firsts_below = array("q"), 0  # first offsets below this one of all that waited at the last whole look
 
     def cancel(self, msg_id: str, topic: str | None = None) -> bool:
         """Cancel a message; see Producer.cancel_delayed(). UsageError also if it is to be delivered to another topic than `topic`."""
@@ -734,20 +736,34 @@ class DelayedCancels:
         return message
 
     def _waiting(self, first_offset: int) -> Message | None:
-        """Return the record that waits now of a message whose first record is deleted, by a look at all that wait."""
+        """Return the record that waits now of a message whose first record is deleted, by a look at all that wait.
+
+        None of those that a whole look did not find ever waits again, so that ids that somebody made up cost one look."""
+        if first_offset < self._firsts_below and first_offset not in self._firsts:
+            return None
+        firsts, below, is_whole = array("q"), self._reader.min_physical_offset, self._reader.is_live
         noted, _ = DelayOffsets(self._reader.root).read()
-        starts = {queue_id: noted.get(queue_id + 1, 0) for queue_id in self._reader.queue_ids(constants.SCHEDULE_TOPIC)}
+        starts = {level - 1: offset for level, offset in noted.items()}
+        log_end = self._reader.max_physical_offset(ReadLevel.COMMITTED)
         for _ in range(CANCEL_LOOKS):  # what moves to another level during a look is new there in the next
-            ends = {queue_id: self._reader.queue_range(constants.SCHEDULE_TOPIC, queue_id, ReadLevel.COMMITTED)[1] for queue_id in starts}
-            for queue_id, start in starts.items():
-                while start < ends[queue_id]:
+            is_dispatched = self._reader.dispatched_offset(ReadLevel.COMMITTED) >= log_end
+            ends = {queue_id: self._reader.queue_range(constants.SCHEDULE_TOPIC, queue_id, ReadLevel.COMMITTED)[1]
+                    for queue_id in self._reader.queue_ids(constants.SCHEDULE_TOPIC)}
+            for queue_id, end in ends.items():
+                start = starts.get(queue_id, 0)
+                while start < end:
                     found = self._reader.get_message(
                         constants.SCHEDULE_TOPIC, queue_id, start, CANCEL_READ_MESSAGES, level=ReadLevel.COMMITTED)
                     for message in found.messages:
-                        if DelayedId.of(message).physical_offset == first_offset:
+                        if (first := DelayedId.of(message).physical_offset) == first_offset:
                             return message
+                        if first < below:
+                            firsts.append(first)
+                    is_whole = is_whole and start < found.next_begin_offset == start + len(found.messages)
                     if found.next_begin_offset <= start:
                         break
                     start = found.next_begin_offset
             starts = ends
+        if is_whole and is_dispatched:
+            self._firsts, self._firsts_below = firsts, below
         return None

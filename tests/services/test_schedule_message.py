@@ -848,6 +848,39 @@ def test_a_message_whose_first_record_is_deleted_can_be_cancelled_while_it_waits
     assert not cancels(rig, kept), "nothing of it waits"
 
 
+def test_ids_that_no_message_has_cost_one_look_at_those_that_wait(make_rig, monkeypatch):
+    """Anybody who may send to a topic can make up any number of them."""
+    rig = make_rig()
+    at_ms = now_ms() + 180_500
+    first = rig.put(0, b"first", deliver_at=at_ms)
+    for _ in range(20):
+        rig.put(0, bytes(4000), topic="Other")
+    second = rig.put(0, b"second", deliver_at=at_ms)
+    for _ in range(20):
+        rig.put(0, bytes(4000), topic="Other")
+    service = rig.service()
+    rig.wall_ms = second.store_timestamp_ms + 120_000
+    rig.go(service)
+    rig.flushed()
+    service.drain()
+    files = sorted((rig.root / "commitlog").iterdir())
+    of_second = [path for path in files if int(path.name) <= second.physical_offset]
+    assert 1 < len(of_second) < len(files)
+    of_second[0].unlink()
+    looks = []
+    get = LiveStoreReader.get_message
+    monkeypatch.setattr(LiveStoreReader, "get_message", lambda *given, **rest: looks.append(given) or get(*given, **rest))
+    with closing(DelayedCancels(LiveStoreReader(rig.root))) as program:
+        assert not program.cancel(first.msg_id[:16] + f"{first.physical_offset + 1:016X}")
+        number = len(looks)
+        for made_up in range(2, 50):
+            assert not program.cancel(first.msg_id[:16] + f"{first.physical_offset + made_up:016X}")
+        assert len(looks) == number > 0
+        for path in of_second[1:]:
+            path.unlink()
+        assert program.cancel(second.msg_id) and program.cancel(first.msg_id)
+
+
 def test_marks_are_dropped_once_nothing_of_their_messages_waits(make_rig, monkeypatch):
     monkeypatch.setattr(consumer_offset, "CANCELS_SHORTEN_BYTES", -1)
     monkeypatch.setattr(consumer_offset, "CANCELS_SHORTEN_FACTOR", 0)
