@@ -131,7 +131,7 @@ class HeldPops:
             self._held.setdefault((asked.group, asked.topic), {})[asked.request] = asked
             self._of_host[asked.host] += 1
             self._arrivals.stir()
-            self.wake(asked.group, asked.topic)  # for what has come after the look
+            self._wake((asked.group, asked.topic), (asked,))  # for what has come after the look
         return None
 
     def cancel(self, request: Request) -> None:
@@ -145,11 +145,11 @@ class HeldPops:
 
     def wake(self, group: str, topic: str) -> None:
         """Have the pops of a group's topic served if messages may have come for them."""
-        key = group, topic
-        waiting = self._held.get(key)
-        if not waiting or key in self._serving:
-            return
-        if any(self._has_news(asked) for asked in {asked.kind: asked for asked in waiting.values()}.values()):
+        held = self._held.get((group, topic), {}).values()
+        self._wake((group, topic), {(asked.queue_id, asked.is_ordered): asked for asked in held}.values())
+
+    def _wake(self, key: tuple[str, str], some: Iterable[Asked]) -> None:
+        if key not in self._serving and any(map(self._has_news, some)):
             self._serving.once(key, lambda: asyncio.get_running_loop().create_task(self._serve(key)))
 
     def close(self) -> None:

@@ -1328,6 +1328,22 @@ def test_what_a_held_pop_is_to_find_is_parsed_in_another_thread_and_not_kept(pop
     eventually(lambda: all(found() is None for found in parsed), "nothing is kept")
 
 
+def test_a_pop_is_held_without_a_look_for_the_others_of_its_topic(pops, monkeypatch):
+    """Otherwise each one takes longer than the one before."""
+    looks, numbers = [], []
+    may_have = PopQueue.may_have
+    monkeypatch.setattr(PopQueue, "may_have", lambda *given, **rest: looks.append(given) or may_have(*given, **rest))
+
+    async def run():
+        for number in range(10):
+            assert await pops.pops.pop(PopOfT(pollTime=60_000, exp=f"tag{number}")) is None
+            numbers.append(len(looks))
+            looks.clear()
+
+    asyncio.run(run())
+    assert numbers == [1] * 10
+
+
 def test_the_held_pops_of_one_host_leave_room_for_those_of_others(pops, monkeypatch):
     monkeypatch.setattr("pyengine.gateway.pop.HELD_MAX", 4)
 
