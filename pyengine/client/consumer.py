@@ -937,31 +937,28 @@ class Consumer:
             return
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
-        self._close_after(self._consumers, closer, until_s)
+        with ExitStack() as ended:  # the calls that ask these for messages, which may wait for `_work`
+            for one in self._consumers:
+                ended.enter_context(one._pulling)
+            with self._work:
+                self._close_now(closer, time.monotonic() + CONNECT_TIMEOUT_S if until_s is None else until_s)
 
-    def _close_after(self, asked: list[Consumer], closer: _Asker | None, until_s: float | None) -> None:
-        """Close once the calls that ask these for messages have ended, which may wait for `_work`."""
-        if asked:
-            with asked[0]._pulling:
-                self._close_after(asked[1:], closer, until_s)
+    def _close_now(self, closer: _Asker | None, until_s: float) -> None:
+        if self._is_closed:
             return
-        with self._work:
-            if self._is_closed:
-                return
-            until_s = time.monotonic() + CONNECT_TIMEOUT_S if until_s is None else until_s
-            with ExitStack() as rest:  # each of these, whichever fails
-                rest.callback(self._end)
-                for inner in self._consumers[1:]:
-                    rest.callback(inner._close, closer, until_s)
-                if self._retries is not None:
-                    rest.callback(self._retries.close)
-                if self._session is not None:
-                    for one in self._consumers if self._options.auto_commit else ():
-                        if _has_all(closer, one._asked):
-                            with one._state:
-                                one._finish(None)
-                    _after_recovery(self._reader.root, lambda: self._give_back(list(self._held.values())),
-                                    max(0.0, until_s - time.monotonic()))
+        with ExitStack() as rest:  # each of these, whichever fails
+            rest.callback(self._end)
+            for inner in self._consumers[1:]:
+                rest.callback(inner._close, closer, until_s)
+            if self._retries is not None:
+                rest.callback(self._retries.close)
+            if self._session is not None:
+                for one in self._consumers if self._options.auto_commit else ():
+                    if _has_all(closer, one._asked):
+                        with one._state:
+                            one._finish(None)
+                _after_recovery(self._reader.root, lambda: self._give_back(list(self._held.values())),
+                                max(0.0, until_s - time.monotonic()))
 
     def _end(self) -> None:
         with self._state:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import weakref
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -485,6 +486,22 @@ def test_a_waiting_consumer_wakes_for_each_topic(engine, topics, consume):
         timer.start()
         assert names_of(pull(consumer)) == [(topic, b"1")]
         timer.join()
+
+
+def test_the_close_of_a_consumer_needs_no_deeper_stack_for_more_topics(engine, names):
+    many = [f"{names[0]}-{number}" for number in range(200)]
+    with engine.connect() as producer:
+        for put in [producer.put_async(topic, b"x", queue_id=0) for topic in many]:
+            assert put.result().ok
+    consumer = pyengine.consume(engine.path, many, group=names[1])
+    before, depth = sys.getrecursionlimit(), len(traceback.extract_stack())
+    try:
+        sys.setrecursionlimit(depth + 100)
+        consumer.close()
+    finally:
+        sys.setrecursionlimit(before)
+    with pyengine.consume(engine.path, many[0], group=names[1]) as other:
+        assert other.pull(1, timeout_s=scaled_timeout_s(30))
 
 
 def test_kills_of_a_handler_lose_no_message(engine, names, topics, tmp_path, sharing):
