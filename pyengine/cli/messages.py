@@ -42,10 +42,11 @@ from pyengine.client.outgoing import DelayedCancels, OutgoingMessage, RefusedErr
 from pyengine.engine_config import keywords
 from pyengine.errors import EngineError, ExitCode, FormatError, command, did_you_mean
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_HALF_TOPIC
+from pyengine.formats.delayed_message import DelayedId
 from pyengine.results import GetResult, GetStatus, PutResult
 from pyengine.storage.config import existing_store
 from pyengine.storage.config_table import TopicConfigs
-from pyengine.storage.consumer_offset import is_cancelled
+from pyengine.storage.consumer_offset import cancelled_messages
 
 if TYPE_CHECKING:
     from pyengine.client.consumer import Consumer
@@ -148,7 +149,7 @@ def message(store: Path, settings: dict[str, str], msg_id: str, topic: str | Non
     """
     with reading(store, settings) as reader:
         found, others = _find_message(reader, msg_id, topic)
-        cancelled = found is not None and is_cancelled(reader.root, found)
+        cancelled = found is not None and found.topic == SCHEDULE_TOPIC and DelayedId.of(found) in cancelled_messages(reader.root)
     if found is None:
         print(f"no message {output.printable(msg_id)} in {store}", file=sys.stderr)
         return Reply(None, "", ExitCode.FAILED)

@@ -28,10 +28,11 @@ from pyengine.formats.consume_queue import is_ext_address
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX, DelayedId, DelayMark, timed_properties, wait_level
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import Message, decode_message_id, encode_host, encode_properties, hash_map_order, string_hash
+from pyengine.formats.small_file import path_stamp
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.results import PutResult, PutStatus, ReadLevel
 from pyengine.storage.config_table import FORBIDDEN_TOPICS, TopicConfig, TopicConfigs
-from pyengine.storage.consumer_offset import SEPARATOR, DelayCancels, DelayOffsets, is_cancelled
+from pyengine.storage.consumer_offset import CANCELS_NAME, SEPARATOR, DelayCancels, DelayOffsets, cancelled_messages
 from pyengine.storage.durable_file import opened_to_lock
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.later_format import require_writable
@@ -570,6 +571,7 @@ class FirstPuts:
     def __init__(self, root: Path) -> None:
         self._reader = LiveStoreReader(root)
         self._delays = DelayOffsets(self._reader.root)
+        self._marks: tuple[int, Mapping[DelayedId, DelayMark]] = -1, {}
         self._reading = threading.RLock()
 
     @contextmanager
@@ -593,7 +595,11 @@ class FirstPuts:
         RefusedError if the index does not have all messages in time.
         """
         with self._reading:
-            noted, _ = self._delays.read()  # before the index, which has what was delivered until then
+            stamp = path_stamp(StorePaths(self._reader.root).config / CANCELS_NAME)
+            if stamp != self._marks[0]:
+                self._marks = stamp, cancelled_messages(self._reader.root)
+            # After the marks, of which the scheduler drops what is noted, and before the index, which has what was delivered until then.
+            noted, _ = self._delays.read()
             if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
                 raise RefusedError("the index does not have the newest messages yet, so the unique key cannot be looked up: put it again "
                                    "later", PutStatus.SERVICE_NOT_AVAILABLE)
@@ -601,14 +607,20 @@ class FirstPuts:
                     for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
                     if found.uniq_key == unique_key and _real_topic(found) == topic
                     and found.transaction_type in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)]
-        hits.sort(key=lambda found: found.physical_offset)
-        return next((found for found in hits if not self._is_cancelled(found, noted, is_last=found is hits[-1])), None)
+            hits.sort(key=lambda found: found.physical_offset)
+            return next((found for found in hits if not self._is_cancelled(found, hits, noted)), None)
 
-    def _is_cancelled(self, found: Message, noted: Mapping[int, int], *, is_last: bool) -> bool:
-        """Whether a message was cancelled; `is_last`: no later one has its key, so one that is noted as delivered was never put."""
+    def _is_cancelled(self, found: Message, hits: Sequence[Message], noted: Mapping[int, int]) -> bool:
+        """Whether a message of these was cancelled; without its mark: its last record is noted as delivered, and nothing was put."""
         if found.topic != constants.SCHEDULE_TOPIC:
             return False
-        return is_cancelled(self._reader.root, found) or is_last and found.queue_offset < noted.get(found.queue_id + 1, 0)
+        name = DelayedId.of(found)
+        if name in self._marks[1]:
+            return True
+        last = next(one for one in reversed(hits) if one.topic == constants.SCHEDULE_TOPIC and DelayedId.of(one) == name)
+        return last.queue_offset < noted.get(last.queue_id + 1, 0) and not any(
+            one.physical_offset > last.physical_offset and one.topic != constants.SCHEDULE_TOPIC
+            and one.born_timestamp_ms == last.born_timestamp_ms for one in hits)
 
     def wait_for(self, result: PutResult) -> None:
         """Wait until the index has what was put, or cannot have it in time."""

@@ -36,7 +36,6 @@ from pyengine.errors import DiskError, EngineError, FormatError, UsageError, dis
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.formats.delayed_message import DelayedId, DelayMark
 from pyengine.formats.paths import QUEUE_ID_MAX, Root, StorePaths
-from pyengine.formats.record import Message
 from pyengine.formats.small_file import (
     PARSE_ERRORS,
     SMALL_FILE_BYTES_MAX,
@@ -533,12 +532,12 @@ def delay_marks(content: bytes) -> bytes:
     return b"".join(sealed_line(mark._asdict()) for mark in _marks(content).values()) or b"\n"
 
 
-def is_cancelled(root: Root, message: Message) -> bool:
-    """Whether this record of a delayed message has a mark that counts; marks of what waits no more are dropped. DiskError."""
+def cancelled_messages(root: Root) -> Mapping[DelayedId, DelayMark]:
+    """Return the marks that count, by the names of their messages; marks of what waits no more are dropped. DiskError."""
     path = StorePaths(root).config / CANCELS_NAME
     with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
-        return message.topic == SCHEDULE_TOPIC and DelayedId.of(message) in _marks(read_small_file(path))
-    return False
+        return _marks(read_small_file(path))
+    return {}
 
 
 def _marks(content: bytes) -> dict[DelayedId, DelayMark]:

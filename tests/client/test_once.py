@@ -20,6 +20,7 @@ from fix_engine import MODES, SMALL
 from fix_golden import usual
 from pyengine.client.outgoing import FirstPuts
 from pyengine.errors import UsageError
+from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import PutRefusedError, PutStatus
 from pyengine.storage.consumer_offset import CANCELS_NAME, DelayOffsets
 from waiting import eventually, scaled_timeout_s
@@ -98,6 +99,32 @@ def test_a_message_is_known_to_be_cancelled_or_delivered_when_its_mark_was_dropp
         (engine.path / "config" / CANCELS_NAME).unlink()  # as the scheduler, of whose long file nothing would be left
         assert producer.put("orders", b"x", unique_key="delivered", once=True) == delivered
         assert producer.put("orders", b"first", unique_key=f"{number}", once=True).topic == "orders"
+
+
+def test_cancelled_messages_are_known_when_marks_were_dropped_however_many_records_their_key_has(tmp_path):
+    with (pyengine.Engine(tmp_path / "store", message_delay_level="1s 3s", flush_delay_offset_interval_ms=10, **SMALL) as engine,
+          engine.connect() as producer, engine.open_store() as reader):
+        noted = DelayOffsets(engine.path)
+
+        def cancelled(key: str, **delay) -> pyengine.PutResult:
+            put = producer.put("orders", b"cancelled", unique_key=key, once=True, **delay)
+            assert put.topic == SCHEDULE_TOPIC and producer.cancel_delayed(put.msg_id)
+            return put
+
+        puts = [cancelled("twice", delay_level=2), cancelled("twice", delay_level=2)]
+        timed = producer.put("orders", b"cancelled", unique_key="moved", deliver_at=datetime.timedelta(seconds=5.5), once=True)
+        moved = reader.queue_range(SCHEDULE_TOPIC, 1)[1]
+        eventually(lambda: len(reader.query_message(SCHEDULE_TOPIC, "moved")) == 2, "it waits at another level")
+        assert producer.cancel_delayed(timed.msg_id)
+        eventually(lambda: noted.read()[0].get(2, 0) > puts[1].queue_offset, "level 2 is done")
+        for level in (1, 2):
+            end = reader.queue_range(SCHEDULE_TOPIC, level - 1)[1]
+            eventually(lambda: noted.read()[0].get(level, 0) >= end, "all levels are done")
+        assert moved == 3
+        (engine.path / "config" / CANCELS_NAME).unlink()
+        for key in ("twice", "moved"):
+            first = producer.put("orders", key.encode(), unique_key=key, once=True)
+            assert first.topic == "orders" and producer.put("orders", b"x", unique_key=key, once=True) == first
 
 
 PUT_ALL = """
