@@ -21,6 +21,7 @@ from pyengine.spark.partitions import DataLossError
 from pyengine.spark.stream_offsets import LogStream, QueueStream, without_mark
 from spark import logs
 from spark.logs import rows
+from waiting import scaled_timeout_s
 
 QUEUES = [("A", 0), ("A", 1), ("B", 0)]
 
@@ -557,7 +558,9 @@ def test_a_checkpoint_is_continued_on_a_restored_store_unless_the_backup_is_olde
         early = read_up_to_now(engine.root, **given)[1]
         producer.put_many("A", [b"%d" % number for number in range(50, 60)])
         backup_store(engine.root, Folder(tmp_path / "backup"))
-        producer.put_many("A", [b"later"])
+        later = producer.put_many("A", [b"later"])
+        with pyengine.open_store(engine.root) as store:
+            assert store.wait_for_message("A", later.queue_id, later.first_queue_offset, timeout_s=scaled_timeout_s(30))
         late = read_up_to_now(engine.root, **given)[1]
     engine.stop()
     restore_store(Folder(tmp_path / "backup"), tmp_path / "restored")

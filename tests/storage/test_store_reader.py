@@ -716,7 +716,7 @@ def test_an_entry_that_leads_to_another_queues_record_gives_nothing(builder):
         found = store.get_message("T", 0, 0)
     assert [message.body for message in found.messages] == [b"c", b"d"]
     assert (found.queue_offsets, found.next_begin_offset) == ([1, 3], 4)
-    assert [(m.queue_id, m.queue_offset) for m in found._placed(0)] == [(0, 1), (0, 3)]
+    assert [(m.queue_id, m.queue_offset) for m in found._placed("T", 0)] == [(0, 1), (0, 3)]
 
 
 @pytest.mark.parametrize("size_bytes", [1, 8, 60])
