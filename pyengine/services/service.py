@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pyengine.errors import DiskError
 from pyengine.events import Event, Report
+from pyengine.formats.paths import LOCK_NAME
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
@@ -137,8 +138,18 @@ class Service(ABC):
         freeze(self._memory, self._store, self.KIND, error)
 
     def _freeze_if_read_only(self, error: DiskError) -> None:
-        """Freeze the store if its disk became read-only, so that no sync can succeed any more; raise any other error."""
+        """Freeze the store if its disk became read-only, so that no sync can succeed any more; raise any other error.
+
+        A folder of the log that alone is read-only may be writable again, and with it the worker that is started until then.
+        """
         if error.errno != errno.EROFS:
+            raise error
+        try:
+            os.close(os.open(self._store.root / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC))
+        except OSError as other:
+            if other.errno != errno.EROFS:
+                raise error from None
+        else:
             raise error
         if not self._is_frozen:
             self._freeze(error)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from fix_writer import PlainWriter
+from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
@@ -125,11 +126,19 @@ def test_a_disk_that_became_read_only_freezes_the_store_and_ends_no_flusher(flus
     owner, writer, service = flusher
     writer.vouch()
 
+    really_open, read_only = os.open, ["commitlog"]
+
     def refuse(path, flags, *more, **named):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        if flags & os.O_RDWR and any(name in str(path) for name in read_only):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return really_open(path, flags, *more, **named)
 
     monkeypatch.setattr(os, "open", refuse)
     native.store(owner.control.allocator, "ready_end", 5 * SEGMENT)
+    with pytest.raises(DiskError):  # of the log's folder alone, which may be writable again
+        service.work()
+    assert native.load(owner.control.state, "frozen") == 0
+    read_only.append("lock")
     service.work()
     assert native.load(owner.control.state, "frozen") == 2 and owner.control.state.frozen_errno == errno.EROFS
     service.work()

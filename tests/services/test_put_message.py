@@ -435,7 +435,7 @@ def make_read_only(monkeypatch):
     really_open = os.open
 
     def refuse_to_write(path, flags, *more, **named):
-        if flags & (os.O_RDWR | os.O_WRONLY) and "commitlog" in str(path):
+        if flags & (os.O_RDWR | os.O_WRONLY) and ("commitlog" in str(path) or str(path).endswith("/lock")):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
         return really_open(path, flags, *more, **named)
 
@@ -480,7 +480,7 @@ def test_no_writer_refuses_a_put_whose_records_a_read_only_disk_may_keep(make_pa
         dead.close()
 
 
-def test_a_segment_that_a_read_only_disk_does_not_map_ends_no_writer(make_parts, monkeypatch):
+def test_a_segment_that_a_read_only_disk_does_not_map_ends_no_writer(make_parts, make_read_only, monkeypatch):
     parts = make_parts()
     with parts.producer() as producer:
         parts.kill(native.WRITER)
@@ -490,6 +490,7 @@ def test_a_segment_that_a_read_only_disk_does_not_map_ends_no_writer(make_parts,
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
         monkeypatch.setattr(put_message, "mmap", SimpleNamespace(mmap=refuse))
+        make_read_only()
         while native.load(parts.control.state, "frozen") == 0:
             future = producer.put_async("T", b"x" * 20000)
             eventually(lambda future=future: service.work() or future.done(), "it is answered")
