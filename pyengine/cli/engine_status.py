@@ -390,7 +390,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
         "mode": MODE_NAMES[identity.mode],
         "read_only": read_only,
         "takes_puts": (state == native.STATE_RUNNING and not frozen and not refused and workers[native.WRITER]["state"] == "ready"
-                       and _is_open(memory, living, workers)),
+                       and _is_open(memory, living)),
         "build": build_id(),
         "positions": positions,
         "workers": [one for one in workers if one["pid"] or one["state"] != "absent"],
@@ -425,10 +425,10 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     return conclude(findings, all_is_well(document)) | document, figures
 
 
-def _is_open(memory: EngineMemory, living: Sequence[int], workers: Sequence[dict[str, Any]]) -> bool:
-    """Whether clients reach the writer: by the gateway, which has a session, and without one by new sessions of their own."""
+def _is_open(memory: EngineMemory, living: Sequence[int]) -> bool:
+    """Whether clients reach the writer: by the gateway, unless it has died, and without one by new sessions of their own."""
     if memory.identity.gateway:
-        return bool(workers[native.GATEWAY]["state"] == "ready")
+        return native.GATEWAY in living or not native.load(memory.control.workers[native.GATEWAY], "incarnation")
     try:
         return native.SUPERVISOR in living and not no_room_reason(memory)
     except OSError:
