@@ -171,7 +171,8 @@ def test_a_message_is_settled_in_the_queue_that_it_was_read_from(light_engine, n
         consumer.retry(retried, -1)
         consumer.commit([])
         assert set(lags(light_engine, names[1]).values()) == {0}
-        assert [each.body for each in pyengine.DeadLetters(light_engine.path).messages(names[1])] == [b"3"]
+        dead = pyengine.DeadLetters(light_engine.path)
+        eventually(lambda: [each.body for each in dead.messages(names[1])] == [b"3"], "it is a dead letter")
 
 
 @pytest.mark.parametrize("is_async", [False, True])
