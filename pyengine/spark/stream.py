@@ -97,6 +97,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             self._seen = stream.marked(target)
             return self._seen
+        self._require_log(stream, start)
         begin = without_mark(start)
         if not stream.is_beyond(begin, target):
             self._waiting_since_s = None
@@ -104,7 +105,6 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             target = self._target = self._awaited(stream, begin)
         elif self._may_wait():
             return start
-        self._require_log(stream, start)
         if self._holds_back(stream, begin, target):
             return start
         everything = limit is None or isinstance(limit, ReadAllAvailable)
@@ -132,11 +132,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[LogRange | QueuePart]:
         """Return the parts of one batch; DataLossError for deleted messages, unless that is allowed."""
         stream, self._seen = self._opened(start), end
-        try:
-            self._require_log(stream, start, end)
-        except UsageError:  # the store may only show less
-            self._awaited(stream, without_mark(end))
-            self._require_log(stream, start, end)
+        self._require_log(stream, start, end)
         if start != end:  # of the first batch Spark asks for the initial offset again
             start = end.get(MARK, {}).get("begin", start)
         return stream.parts(without_mark(start), without_mark(end))

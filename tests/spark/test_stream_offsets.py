@@ -433,11 +433,8 @@ def read_up_to_now(root, **given):
         return json.loads(json.dumps([start, reader.latestOffset(start, None)]))
 
 
-def assert_refused(root, start, end, monkeypatch, **given):
+def assert_refused(root, start, end, **given):
     """In each way in which Spark continues: the next batch, the last batch once more, what there is now."""
-    from pyengine.spark import stream as module
-
-    monkeypatch.setattr(module, "TIMEOUT_S", 0)  # a log that is too short may only lag
     for more in ({}, {"failOnDataLoss": "false"}):
         for ask in (lambda reader: reader.latestOffset(end, None), lambda reader: reader.partitions(start, end),
                     lambda reader: (reader.prepareForTriggerAvailableNow(), reader.latestOffset(end, None))):
@@ -447,13 +444,13 @@ def assert_refused(root, start, end, monkeypatch, **given):
 
 @BOTH
 @pytest.mark.parametrize("count", [5, 90, 150])
-def test_a_checkpoint_is_not_continued_on_a_store_that_was_made_anew(builder, given, count, monkeypatch):
+def test_a_checkpoint_is_not_continued_on_a_store_that_was_made_anew(builder, given, count):
     start, end = read_up_to_now(builder.root, **given)
     shutil.rmtree(builder.root)
     anew = StoreBuilder(builder.root)
     anew.now_ms += 1
     fill(anew, count)
-    assert_refused(builder.root, start, end, monkeypatch, **given)
+    assert_refused(builder.root, start, end, **given)
     with reading(builder.root, **given) as reader:
         assert reader.latestOffset(reader.initialOffset(), None) != reader.initialOffset(), "a new checkpoint reads it"
 
@@ -473,52 +470,16 @@ def test_a_running_stream_notices_that_its_store_was_replaced(builder, given):
 
 
 @BOTH
-def test_a_checkpoint_is_not_continued_on_a_log_that_was_cut_and_written_further(builder, given, monkeypatch):
+def test_a_checkpoint_is_not_continued_on_a_log_that_was_cut_and_written_further(builder, given):
     shutil.copytree(builder.root, builder.root.with_name("shorter"))
     shorter = StoreBuilder(builder.root.with_name("shorter"))
     vars(shorter).update(end=builder.end, now_ms=builder.now_ms + 1, queue_offsets=builder.queue_offsets.copy())
     shorter.index, shorter.index_path = builder.index, shorter.paths.index / builder.index_path.name
     fill(builder, 30)
     start, end = read_up_to_now(builder.root, **given)
-    assert_refused(shorter.root, start, end, monkeypatch, **given)  # cut, and nothing written yet
+    assert_refused(shorter.root, start, end, **given)  # cut, and nothing written yet
     fill(shorter, 40)
-    assert_refused(shorter.root, start, end, monkeypatch, **given)
-
-
-@BOTH
-def test_a_checkpoint_is_continued_on_a_copy_that_lags_once_that_has_caught_up(builder, given, monkeypatch):
-    from pyengine.spark import stream as module
-
-    now_s = [1000.0]
-    monkeypatch.setattr(module, "monotonic", lambda: now_s[0])
-    lagging = builder.root.with_name("lagging")
-    shutil.copytree(builder.root, lagging)
-    fill(builder, 30)
-    start, end = read_up_to_now(builder.root, **given)
-    slept = []
-
-    def catch_up(_):
-        slept.append(now_s[0])
-        for path in builder.root.rglob("*"):
-            if path.is_file():  # in place, since the reader has files mapped
-                with (lagging / path.relative_to(builder.root)).open("ab") as file:
-                    pass
-                with (lagging / path.relative_to(builder.root)).open("r+b") as file:
-                    file.write(path.read_bytes())
-
-    with reading(lagging, **given) as reader:
-        assert reader.latestOffset(end, None) == end
-        now_s[0] += module.TIMEOUT_S
-        with pytest.raises(UsageError, match="is a slave or a copy that is not as far"):
-            reader.latestOffset(end, None)
-    monkeypatch.setattr(module, "sleep", catch_up)
-    with reading(lagging, **given) as reader, reading(builder.root, **given) as whole:
-        assert [part.log_bytes for part in reader.partitions(start, end)] == [part.log_bytes for part in whole.partitions(start, end)]
-        assert len(slept) == 1
-        fill(builder, 30)
-        assert reader.latestOffset(end, None) == end
-        catch_up(0)
-        assert reader.latestOffset(end, None) == whole.latestOffset(end, None) != end
+    assert_refused(shorter.root, start, end, **given)
 
 
 @BOTH
