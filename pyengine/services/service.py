@@ -19,6 +19,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pyengine.errors import DiskError
@@ -142,20 +143,22 @@ class Service(ABC):
 
         A folder of the log that alone is read-only may be writable again, and with it the worker that is started until then.
         """
-        if error.errno != errno.EROFS:
-            raise error
-        try:
-            os.close(os.open(self._store.root / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC))
-        except OSError as other:
-            if other.errno != errno.EROFS:
-                raise error from None
-        else:
+        if error.errno != errno.EROFS or _may_be_written(self._store.root / LOCK_NAME):
             raise error
         if not self._is_frozen:
             self._freeze(error)
 
     def _count_error(self) -> None:
         native.increment(self._line, "error_count")
+
+
+def _may_be_written(path: Path) -> bool:
+    """Whether no disk that is read-only keeps this file from being opened for writing."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno != errno.EROFS
+    return True
 
 
 def freeze(memory: EngineMemory, root: str | os.PathLike[str], kind: int, error: DiskError) -> None:
