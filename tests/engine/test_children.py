@@ -109,27 +109,32 @@ def test_a_worker_that_keeps_dying_is_restarted_after_growing_pauses(rig):
     made.go_until(lambda: made.children.all_ready, "ready again")
 
 
-def test_a_silent_worker_is_aborted_then_killed_and_replaced(rig, monkeypatch):
+@pytest.fixture
+def silenced(rig, monkeypatch):
+    """silenced(abort_timeout_s): children of which the only one, a flusher, was stopped once it was ready, and its pid."""
+    def make(abort_timeout_s):
+        monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", abort_timeout_s)
+        made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 50})
+        made.children.start()
+        made.go_until(lambda: made.children.all_ready, "ready")
+        pid = native.load(line(made), "pid")
+        os.kill(pid, signal.SIGSTOP)
+        return made, pid
+
+    return make
+
+
+def test_a_silent_worker_is_aborted_then_killed_and_replaced(silenced):
     """A stopped process cannot even act on SIGABRT."""
-    monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", 0.3)
-    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 50})
-    made.children.start()
-    made.go_until(lambda: made.children.all_ready, "ready")
-    first = native.load(line(made), "pid")
-    os.kill(first, signal.SIGSTOP)
+    made, first = silenced(0.3)
     made.go_until(lambda: native.load(line(made), "pid") != first and made.children.all_ready, "another one is up")
     assert "made no progress" in made.reported[0] and made.reported.events == [Event.WORKER_STUCK, Event.WORKER_ENDED]
     assert "SIGKILL" in made.reported[1]
 
 
-def test_the_silence_of_a_pause_of_the_supervisor_and_its_workers_is_forgiven(rig, monkeypatch):
+def test_the_silence_of_a_pause_of_the_supervisor_and_its_workers_is_forgiven(silenced):
     """A container that is paused: the supervisor runs again first, and looks twice before a worker does."""
-    monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", 0.3)
-    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 50})
-    made.children.start()
-    made.go_until(lambda: made.children.all_ready, "ready")
-    pid = native.load(line(made), "pid")
-    os.kill(pid, signal.SIGSTOP)
+    made, pid = silenced(0.3)
     eventually(lambda: is_stopped(pid) and monotonic_ns() - native.load(line(made), "heartbeat_ns") > 700_000_000, "it is silent")
     made.children.tick()
     made.children.tick()
@@ -137,12 +142,8 @@ def test_the_silence_of_a_pause_of_the_supervisor_and_its_workers_is_forgiven(ri
     assert made.reported == [] and made.children.all_ready
 
 
-def test_pauses_of_the_supervisor_alone_keep_no_silent_worker(rig, monkeypatch):
-    monkeypatch.setattr("pyengine.engine.children.ABORT_TIMEOUT_S", 0.1)
-    made = rig(replace(FLUSHER, heartbeat_timeout_s=0.7), settings={"flush_interval_commit_log_ms": 50})
-    made.children.start()
-    made.go_until(lambda: made.children.all_ready, "ready")
-    os.kill(native.load(line(made), "pid"), signal.SIGSTOP)
+def test_pauses_of_the_supervisor_alone_keep_no_silent_worker(silenced, monkeypatch):
+    made, _ = silenced(0.1)
     clock = time.monotonic()
     monkeypatch.setattr("pyengine.engine.children.time.monotonic", lambda: clock)
     for step_s in (0.01, 0.09, 0.15) * 20:  # each third round a pause
