@@ -1,93 +1,15 @@
 /* The dispatch loop over damaged segments before guard pages: it stops inside its range, writes only whole entries to the
  * right queue files, and changes nothing when it is repeated. */
-#include "segments.h"
-#include "../dispatch.cdef.h"
+#include "dispatch_rig.h"
 
 #include <signal.h>
 
-#define FILE_BYTES 400
-#define QUEUES 64
-#define INDEX_ENTRIES 2000
-#define INDEX_SLOTS 16
-#define INDEX_BYTES (40 + 4 * INDEX_SLOTS + 20 * INDEX_ENTRIES)
-
-static struct ms_queue queues[QUEUES];
-static int32_t buckets[2 * QUEUES];
-static uint8_t topics[QUEUES * 128];
-static struct ms_queue_chunk chunks[3]; /* few, so that the loop needs more */
-static const int64_t delays[] = {1000, 5000, 10000};
-static struct ms_index_progress progress;
-
-static void begin(struct ms_dispatch *d, uint8_t *index)
-{
-    memset(d, 0, sizeof *d);
-    d->queues.queues = queues;
-    d->queues.buckets = buckets;
-    d->queues.topics = topics;
-    d->queues.chunks = chunks;
-    d->queues.chunk_count = 3;
-    d->queues.file_bytes = FILE_BYTES;
-    d->queues.topics_capacity = sizeof topics;
-    d->queues.capacity = QUEUES;
-    d->queues.bucket_mask = 2 * QUEUES - 1;
-    ms_queue_rehash(&d->queues);
-    d->index = (struct ms_index_file){.base = index, .number = 1, .slots = INDEX_SLOTS, .entries = INDEX_ENTRIES, .allocated_bytes = INT64_MAX};
-    d->progress = &progress;
-    d->delays_ms = delays;
-    d->delay_levels = 3;
-    d->index_enabled = 1;
-    d->multi_dispatch = 1;
-    d->indexed_offset = -1;
-    progress.putting = 0;
-}
-
-static void end(struct ms_dispatch *d)
-{
-    for (int i = 0; i < d->queues.count; i++)
-        if (queues[i].fd >= 0)
-            close(queues[i].fd);
-}
-
+/* Dispatch; there is room for all queues and keys. */
 static int run(struct ms_dispatch *d, const uint8_t *view, int64_t base, int64_t from, int64_t to)
 {
-    for (;;) {
-        const int found = ms_dispatch_run(d, view, base, from, to);
-        CHECK(d->reached >= from && d->reached <= to);
-        from = d->reached;
-        if (found == MS_DISPATCH_NEEDS_QUEUE) {
-            const int number = ms_queue_add(&d->queues, d->wanted_topic, d->wanted_topic_bytes, d->wanted_queue_id);
-            CHECK(number >= 0);
-            queues[number].next_offset = d->wanted_queue_offset;
-            queues[number].refused = d->wanted_queue_offset < 0 || d->wanted_queue_offset > INT64_MAX / 40;
-        } else if (found == MS_DISPATCH_NEEDS_FILE) {
-            struct ms_queue *queue = &queues[d->wanted_queue];
-            if (queue->fd < 0)
-                queue->fd = memfd_create("queue", 0);
-            CHECK(queue->fd >= 0 && ftruncate(queue->fd, 0) == 0 && ftruncate(queue->fd, FILE_BYTES) == 0);
-            queue->file_start = d->wanted_queue_offset * 20 - d->wanted_queue_offset * 20 % FILE_BYTES;
-            queue->allocated_bytes = -1;
-        } else {
-            CHECK(found != MS_DISPATCH_FAILED && found != MS_DISPATCH_NEEDS_INDEX);
-            return found;
-        }
-    }
-}
-
-static void check_files(const struct ms_dispatch *d, int64_t base, int64_t total)
-{
-    for (int i = 0; i < d->queues.count; i++) {
-        uint8_t bytes[FILE_BYTES];
-        if (queues[i].fd < 0)
-            continue;
-        CHECK(lseek(queues[i].fd, 0, SEEK_END) == FILE_BYTES);
-        CHECK(pread(queues[i].fd, bytes, FILE_BYTES, 0) == FILE_BYTES);
-        for (int at = 0; at < FILE_BYTES; at += 20) {
-            const int64_t offset = ms_get_i64(bytes + at);
-            const int32_t size = ms_get_i32(bytes + at + 8);
-            CHECK((offset == 0 && size == 0) ||
-                  (offset >= base && size >= MS_RECORD_BYTES_MIN && offset + size <= base + total));
-        }
-    }
+    const int found = rig_run(d, view, base, from, to, -1);
+    CHECK(found != MS_DISPATCH_NEEDS_QUEUE && found != MS_DISPATCH_NEEDS_INDEX);
+    return found;
 }
 
 static void one_round(int damage)
@@ -99,26 +21,25 @@ static void one_round(int damage)
         segment_damage(&s);
     struct guarded view = guarded_copy(s.bytes, s.total);
     struct guarded index = guarded_new(INDEX_BYTES);
-    begin(&d, index.at);
+    rig_begin(&d, index.at, 1);
     const int64_t middle = s.base + (int64_t)dice((uint64_t)s.total + 1);
     run(&d, view.at, s.base, s.base, middle);
     const int found = run(&d, view.at, s.base, d.reached, s.base + s.total);
     if (!damage)
         CHECK(found == MS_CASE_BLANK && d.messages == 40 && d.reached == s.starts[40]);
-    check_files(&d, s.base, s.total);
+    check_files(&d, s.base, s.base + s.total);
 
     struct guarded before = guarded_copy(index.at, INDEX_BYTES);
     const int64_t keys = d.keys, reached = d.reached;
     CHECK(run(&d, view.at, s.base, s.base, s.base + s.total) == found && d.reached == reached);
     CHECK(d.keys == keys && memcmp(before.at, index.at, INDEX_BYTES) == 0);
-    check_files(&d, s.base, s.total);
+    check_files(&d, s.base, s.base + s.total);
 
     struct ms_touched_queue places[128] = {0};
     int64_t touched_to = 0, last_ms = -1;
     const int touched = ms_dispatch_touched(places, 128, MS_TOUCHED_ALL, view.at, s.base, s.base, s.base + s.total,
                                             &touched_to, &last_ms);
     CHECK(touched == found || found == MS_CASE_OFFSET_MISMATCH || touched == -ENOSPC);
-    end(&d);
     guarded_free(&before);
     guarded_free(&index);
     guarded_free(&view);
@@ -145,11 +66,10 @@ static void due_time_wraps(void)
     struct guarded view = one_record("SCHEDULE_TOPIC_XXXX", "DELAY\1"
                                                             "1",
                                      INT64_MAX);
-    begin(&d, NULL);
+    rig_begin(&d, NULL, 1);
     d.index_enabled = 0;
     CHECK(run(&d, view.at, 0, 0, view.bytes) == MS_CASE_RANGE_END && d.messages == 1);
     CHECK(pread(queues[0].fd, entry, sizeof entry, 0) == sizeof entry && ms_get_i64(entry + 12) == INT64_MIN + 999);
-    end(&d);
     guarded_free(&view);
 }
 
