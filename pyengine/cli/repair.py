@@ -28,6 +28,7 @@ from pyengine.cli.output import (
     store_command,
 )
 from pyengine.errors import ExitCode, UsageError, command
+from pyengine.formats.paths import StorePaths
 from pyengine.storage.config import existing_store, load_config
 
 if TYPE_CHECKING:
@@ -206,10 +207,10 @@ def quarantine(store: Path, settings: dict[str, str], action: str, names: tuple[
     Example:
       pyengine quarantine show STORE commitlog-00000000000000047869-512
     """
-    from pyengine.storage.recovery.quarantine import list_quarantine
+    from pyengine.storage.recovery.quarantine import list_pieces
 
     existing_store(store)
-    entries = {entry.name: entry for entry in list_quarantine(store)}
+    entries = {entry.name: entry for entry in list_pieces(StorePaths(store).quarantine)}
     if action == "list":
         if names:
             raise UsageError("list takes no NAME: give show before it")

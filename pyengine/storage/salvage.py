@@ -56,7 +56,7 @@ from pyengine.storage.file_system import own_folder, refuse_inside
 from pyengine.storage.later_format import LEFT_BY_SALVAGE, find_later_features
 from pyengine.storage.mapped_file import mapped, used_end
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.recovery.quarantine import QuarantineEntry, is_quarantine, list_pieces, list_quarantine
+from pyengine.storage.recovery.quarantine import QuarantineEntry, is_quarantine, list_pieces
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.recovery.report import Findings, Progress, RecoveryReport, with_queue_names
 from pyengine.storage.replication_state import NAME as REPLICATION
@@ -119,10 +119,6 @@ def messages_in(entry: QuarantineEntry) -> Iterator[Message]:
             if isinstance(piece, LogRun):
                 for _, record in records_of(piece, data):
                     yield decode_record(bytes(record))
-
-
-def _half_number(body: bytes) -> int | None:
-    return int(body) if body.isdigit() and len(body) < _NUMBER_BYTES_MAX else None
 
 
 def records_of(run: LogRun, data: memoryview) -> Iterator[tuple[int, memoryview]]:
@@ -205,7 +201,7 @@ class SalvagedLog:
         self._segment = -size_bytes  # start of the open segment
         self._at = 0                 # physical offset of the next record
         self._places = Moves()       # physical offsets
-        self._is_old_log = True  # appended records are those of the old log; False: they are those after it
+        self._is_old_log = True  # the record that is appended is one of the old log; False: one after it
         self.queues: dict[tuple[str, int], Moves] = {}
         self._next: dict[tuple[str, int], int] = {}  # the next queue offset of each queue
         self._halves_after: dict[tuple[int, int], int] = {}  # (queue id, old offset) of a half message of quarantine/ -> its new one
@@ -224,21 +220,12 @@ class SalvagedLog:
         """Return the physical end of the last record."""
         return self._at
 
-    def append_run(self, run: LogRun, data: memoryview) -> None:
-        """Append all records of a run of the old log."""
-        for old_offset, record in records_of(run, data):
-            self._append(old_offset, bytearray(record))
+    def append(self, old_offset: int, old_record: memoryview, *, is_old_log: bool) -> None:
+        """Append a record that had been at `old_offset`: all of the old log first, then those of quarantine/.
 
-    def append_after_old_log(self, old_offset: int, record: memoryview) -> None:
-        """Append a record of quarantine/, which had been at `old_offset`; call it after all records of the old log.
-
-        Its old queue offset is not mapped to the new one: the old log may have used that offset for another message since.
+        Of these the old queue offset is not mapped to the new one: the old log may have used that offset for another message since.
         """
-        self._is_old_log = False
-        self._append(old_offset, bytearray(record))
-
-    def _append(self, old_offset: int, record: bytearray) -> None:
-        old_bytes = len(record)
+        self._is_old_log, record, old_bytes = is_old_log, bytearray(old_record), len(old_record)
         self._renumber_places(record)
         room = self._segment + self._size_bytes - self._at
         if self._file is None or len(record) + constants.BLANK_HEADER_BYTES > room:
@@ -301,9 +288,9 @@ class SalvagedLog:
         another half message has its number now, or will have.
         """
         body = bytes(record[head_bytes : head_bytes + I32.unpack_from(record, head_bytes - I32.size)[0]])
-        number = _half_number(body)
-        if number is None:
+        if not body.isdigit() or len(body) >= _NUMBER_BYTES_MAX:
             return
+        number = int(body)
         new = self._halves_after.get((queue_id, number))
         if self._is_old_log:  # one before the first has kept its number
             halves = self.queues.get((constants.TRANSACTION_HALF_TOPIC, queue_id))
@@ -449,7 +436,8 @@ def _salvage(
                 unsure.clear()
                 end = reached = piece.reached if isinstance(piece, LogRun) else piece.end
                 if isinstance(piece, LogRun):
-                    log.append_run(piece, data)
+                    for offset, record in records_of(piece, data):
+                        log.append(offset, record, is_old_log=True)
                 elif piece.reason:
                     skipped.append(piece)
             there = max(reached, base + min(size_bytes, path.stat().st_size))
@@ -462,7 +450,7 @@ def _salvage(
         if has_log:
             notes += copy_config(root, destination, log.queues)
         moved = {key: queue.last_distance for key, queue in log.queues.items() if queue.last_distance}
-        pieces = list_pieces(root) if not has_log else list_quarantine(root) if with_quarantine else []
+        pieces = list_pieces(root) if not has_log else list_pieces(StorePaths(root).quarantine) if with_quarantine else []
         first, seen = dict(segments), set[tuple[int, bytes]]()
         for base, path in copies:
             added, _ = _append_pieces(carve(path, base, size_bytes), log, segments, size_bytes, seen)
@@ -508,7 +496,7 @@ def _append_pieces(
                 continue
             known = offset, hashlib.sha256(record).digest()
             if known not in seen:
-                log.append_after_old_log(offset, record)
+                log.append(offset, record, is_old_log=False)
                 seen.add(known)
     return len(seen) - before, left_out
 

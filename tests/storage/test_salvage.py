@@ -26,7 +26,7 @@ from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels
 from pyengine.storage.inspect import inspect
 from pyengine.storage.mapped_file import MappedFile
 from pyengine.storage.message_store import MessageStore, discover
-from pyengine.storage.recovery.quarantine import copy_of_bytes, list_quarantine
+from pyengine.storage.recovery.quarantine import copy_of_bytes, list_pieces
 from pyengine.storage.recovery.recover import recover
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from pyengine.storage.salvage import MISSING_LISTED_MAX, salvage
@@ -306,7 +306,7 @@ def test_a_damaged_note_in_quarantine_costs_its_piece_at_most(stopped, tmp_path,
     (path,) = (stopped.root / "quarantine").glob("*.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     (name,) = damage
-    assert f"its note cannot be read: {name} is" in list_quarantine(stopped.root)[0].problem
+    assert f"its note cannot be read: {name} is" in list_pieces(stopped.root / "quarantine")[0].problem
     salvage(stopped.root, tmp_path / "new", stopped.geometry)
     assert_whole(tmp_path / "new", stopped.geometry, stopped.records)
 

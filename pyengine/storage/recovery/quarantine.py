@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskError, disk_error, disk_errors
-from pyengine.formats.paths import SEGMENT_START_MAX, Root, StorePaths, segment_name
+from pyengine.formats.paths import SEGMENT_START_MAX, StorePaths, segment_name
 from pyengine.formats.small_file import PARSE_ERRORS, open_regular, opened, read_small_file
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.checkpoint import RebuildMarker
@@ -234,18 +234,13 @@ class QuarantineEntry:
         return self.kind in MESSAGE_KINDS and self.path.is_file()
 
 
-def list_quarantine(root: Root) -> list[QuarantineEntry]:
-    """Return every piece in quarantine/, as list_pieces()."""
-    return list_pieces(StorePaths(root).quarantine)
-
-
 def is_quarantine(folder: Path) -> bool:
     """Whether a folder, of any name, has pieces of a log with messages: the quarantine/ of a store, or a copy of it."""
     return any(entry.holds_messages for entry in list_pieces(folder))
 
 
 def list_pieces(folder: Path) -> list[QuarantineEntry]:
-    """Return every piece in the folder, by physical offset and name; empty without the folder. It reads only the notes.
+    """Return every piece in a quarantine/, by physical offset and name; empty without the folder. It reads only the notes.
 
     DiskError if the folder cannot be listed, also if it is a link to a disk that is not mounted: it may hold messages.
     """
