@@ -26,7 +26,6 @@ from pyengine.formats.paths import StorePaths, parse_segment_name, segment_start
 from pyengine.native.dispatch import WINDOW_BYTES
 from pyengine.storage.commit_log import (
     SEGMENTS_AHEAD,
-    CommitLog,
     Log,
     list_complete_log,
     list_log,
@@ -35,7 +34,7 @@ from pyengine.storage.commit_log import (
 )
 from pyengine.storage.file_system import derived_room_bytes, free_bytes
 from pyengine.storage.index_file import find_layout, first_bytes
-from pyengine.storage.mapped_file import MappedFile, MappingCache, index_file_names, is_plain_file, queue_folders
+from pyengine.storage.mapped_file import MappedFile, index_file_names, is_plain_file, queue_folders
 
 
 class NewStoreSpace(NamedTuple):
@@ -137,10 +136,6 @@ class MessageStore(StorePaths):
     def list_complete_log(self, *, accept_loss: bool = False) -> list[MappedFile]:
         """Return the log's segments for a process that will change the store: a missing one is an error (commit_log.py)."""
         return list_complete_log(self.root, self.segment_bytes, accept_loss=accept_loss)
-
-    def open_log(self, cache: MappingCache) -> CommitLog:
-        """Open the log, which is followed while other processes create and delete segments."""
-        return CommitLog(self.root, self.segment_bytes, cache)
 
     def log_between(self, start: int, end: int) -> Log:
         """Return the log's segments that have bytes of [start, end), by their names: it does not look which exist."""

@@ -8,7 +8,6 @@ import pickle
 import pytest
 
 from pyengine.engine_config import Geometry
-from pyengine.storage.mapped_file import MappingCache
 from pyengine.storage.message_store import DEFAULTS, MessageStore
 
 SIZES = Geometry(mapped_file_size_commit_log_bytes=4096, mapped_file_size_consume_queue_bytes=2000)
@@ -26,7 +25,6 @@ def test_sizes_come_from_the_configuration_or_from_the_files(tmp_path):
         assert store.segment_bytes == 4096
         assert [segment.start_offset for segment in store.list_log()] == [0, 4096]
         assert [segment.start_offset for segment in store.list_complete_log()] == [0, 4096]
-        assert store.open_log(MappingCache()).starts() == [0, 4096]
     assert MessageStore(tmp_path, SIZES).queue_file_bytes == 2000
     assert MessageStore(tmp_path).geometry.max_index_num == DEFAULTS.max_index_num
 

@@ -28,8 +28,8 @@ from pyengine.native import dispatch
 from pyengine.native.dispatch import TouchedQueue, touched_queues
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import sync_file_system
-from pyengine.storage.checkpoint import RebuildMarker, RecoveryMarker, SharedState, read_checkpoint, write_checkpoint, write_marker
-from pyengine.storage.commit_log import Log, LogDamage, LogRun, next_record
+from pyengine.storage.checkpoint import RecoveryMarker, SharedState, read_checkpoint, write_checkpoint, write_marker
+from pyengine.storage.commit_log import CommitLog, Log, LogDamage, LogRun, next_record
 from pyengine.storage.consume_queue import message_stored_ms
 from pyengine.storage.dispatcher import GAP, Dispatcher, QueueGap
 from pyengine.storage.durable_writes import MANY_FILES, rewrite, sync_file, sync_folder
@@ -37,8 +37,6 @@ from pyengine.storage.index_file import is_plausible, list_index_files, read_ind
 from pyengine.storage.later_format import refuse_later_record
 from pyengine.storage.mapped_file import (
     MappedFile,
-    MappedFileQueue,
-    MappingCache,
     clear_file_from,
     folder_names,
     is_folder,
@@ -503,10 +501,16 @@ class RecoveryPlan:
         failpoint("recovery_derived_synced")
 
     def finish(self) -> int:
-        """Restore the times of files that a rebuild has replaced; return the index time for the checkpoint."""
+        """Restore the times of the files of rebuilt queues, by which a search finds the first file modified at or after a time
+        (MappedFileQueue.getMappedFileByTime); return the index time for the checkpoint. May be repeated."""
         store, rebuilding = self.log.found.store, self.log.found.notes.rebuilding
         if rebuilding is not None:
-            _restore_queue_times(store, rebuilding)
+            log, pieces = CommitLog(store, store.segment_bytes), frozenset(rebuilding.pieces)
+            for queue in list_queues(store):
+                folder = queue.folder.relative_to(store.root)
+                if any(str(piece) in pieces for piece in (folder, *folder.parents)):
+                    for path, time_ns in _times(queue, rebuilding.moved_path(store, str(folder)), log):
+                        os.utime(path, ns=(time_ns, time_ns))
         headers, layout = [header for _, header in list_index(store) if header is not None], store.geometry.index_layout
         return next((header.end_timestamp_ms for header in reversed(headers) if layout.is_full(header.index_count)), 0)
 
@@ -623,18 +627,7 @@ def _sync_queue_file(path: Path, *, is_synced: bool = False, has_failed_sync: bo
         sync_file(path, is_synced=is_synced)
 
 
-def _restore_queue_times(store: MessageStore, marker: RebuildMarker) -> None:
-    """Set the times of the files of all queues of `marker`, by which a search finds the first file modified at or after a time
-    (MappedFileQueue.getMappedFileByTime). May be repeated."""
-    log, pieces = store.open_log(MappingCache(mappings_max=8)), frozenset(marker.pieces)
-    for queue in list_queues(store):
-        folder = queue.folder.relative_to(store.root)
-        if any(str(piece) in pieces for piece in (folder, *folder.parents)):
-            for path, time_ns in _times(queue, marker.moved_path(store, str(folder)), log):
-                os.utime(path, ns=(time_ns, time_ns))
-
-
-def _times(queue: QueueState, replaced: Path, log: MappedFileQueue) -> Iterable[tuple[Path, int]]:
+def _times(queue: QueueState, replaced: Path, log: CommitLog) -> Iterable[tuple[Path, int]]:
     """Yield (file, modification time) from the newest to the oldest; files without a message keep their time.
 
     It is the store time of the last entry's message, or the time of the replaced file if that is not earlier and not later
@@ -642,8 +635,8 @@ def _times(queue: QueueState, replaced: Path, log: MappedFileQueue) -> Iterable[
     """
     following_ns: int | None = None
     for file in reversed(queue.files):
-        stored_ms = _last_store_time_ms(queue, file.path, file.start_offset, log)
-        if stored_ms < 0:
+        last = min(queue.end - file.start_offset, queue.size_bytes) - CQ_ENTRY_BYTES
+        if last < 0 or is_filler(entry := read_entry(file.path, last)) or (stored_ms := message_stored_ms(log, *entry[:2])) < 0:
             continue
         time_ns = stored_ms * _NS_PER_MS
         try:
@@ -654,11 +647,3 @@ def _times(queue: QueueState, replaced: Path, log: MappedFileQueue) -> Iterable[
             time_ns = before_ns
         yield file.path, time_ns
         following_ns = time_ns
-
-
-def _last_store_time_ms(queue: QueueState, path: Path, start: int, log: MappedFileQueue) -> int:
-    last = min(queue.end - start, queue.size_bytes) - CQ_ENTRY_BYTES
-    if last < 0:
-        return -1
-    entry = read_entry(path, last)
-    return -1 if is_filler(entry) else message_stored_ms(log, entry[0], entry[1])

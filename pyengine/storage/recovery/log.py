@@ -149,10 +149,6 @@ class LogPlan:
         return None if index is None else self.log.segments[index]
 
     @property
-    def drained_bytes(self) -> int:
-        return sum(len(content) for _, content in self.drains)
-
-    @property
     def changes_something(self) -> bool:
         return bool(self.drains or self.stranded_pool or self.extra or self.tail is not Tail.NOTHING)
 

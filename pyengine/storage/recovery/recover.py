@@ -190,7 +190,7 @@ def report_of(plan: RecoveryPlan) -> RecoveryReport:
         messages=scan.messages,
         kept_bytes=max(0, end - max(found.log.min_offset, 0)),
         cut_bytes=log.cut_bytes,
-        drained_bytes=log.drained_bytes,
+        drained_bytes=sum(len(content) for _, content in log.drains),
         dispatched_bytes=0 if is_degraded else max(0, end - plan.dispatch_from),
         last_store_timestamp_ms=scan.last_store_timestamp_ms,
         damage_offset=damage_offset,
