@@ -16,12 +16,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 
 from pyengine import arguments
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import UsageError, did_you_mean, require_extra
-from pyengine.ipc.live_reader import open_store
+from pyengine.ipc.live_reader import LiveStoreReader, open_store
+from pyengine.native.scan import QueueBounds
+from pyengine.results import Level
 from pyengine.storage.consume_queue import place_of
 from pyengine.storage.store_reader import Narrowing, ScanChoice
 
@@ -36,11 +38,6 @@ try:
 except ImportError:
     require_extra("pyarrow", name="arrow")
     raise
-
-if TYPE_CHECKING:
-    from pyengine.ipc.live_reader import LiveStoreReader
-    from pyengine.native.scan import QueueBounds
-    from pyengine.results import Level
 
 SPLIT_BYTES = 256 << 20
 _TIME_MS_END = 1 << 48  # beyond the year 10000

@@ -11,10 +11,8 @@ import enum
 import errno as codes
 import os
 import re
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 _Error = TypeVar("_Error", bound="EngineError")
 

@@ -57,12 +57,14 @@ from pyengine.client.retries import MAX_RECONSUME_TIMES, RetriedMessage, Retries
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import EngineError, StoreBusyError, UsageError, did_you_mean, passing
 from pyengine.formats.constants import SCHEDULE_TOPIC, TRANSACTION_DISCARD_TOPIC
+from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import LightMessage, Message
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
-from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Pulse, Sleeper
+from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Names, Pulse, Sleeper
 from pyengine.results import GetResult, GetStatus, Level, PutError, PutResult, ReadLevel
 from pyengine.storage.acknowledgements import InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
@@ -73,9 +75,6 @@ from pyengine.storage.store_reader import FETCH_BYTES_MAX
 
 if TYPE_CHECKING:
     import pyarrow
-
-    from pyengine.ipc.control_block import EngineMemory
-    from pyengine.native.waiting import Names
 
 POLL_INTERVAL_S = BEAT_INTERVAL_S  # interval at which a member looks again that has something to wait for
 REST_S_MAX = 60.0              # longest time without a look at everything
@@ -677,8 +676,6 @@ class Consumer:
 
         `columns` and `decompress` as in scan. commit() settles all rows. After an error the next call delivers the same again.
         """
-        from pyengine.formats.consume_queue import ENTRY
-
         rows = self._reader._named_rows(None if columns is None else tuple(columns), arguments.truth(decompress, "decompress"))
 
         def table_of(messages: list[Message]) -> pyarrow.Table:

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeGuard, Unpack
+from typing import Any, Literal, SupportsIndex, TypeGuard, Unpack
 
 from pyengine import arguments
 from pyengine.engine_config import EngineSettings
@@ -29,9 +29,7 @@ from pyengine.storage.acknowledgements import AckFile
 from pyengine.storage.config import check_keywords
 from pyengine.storage.config_table import GROUP_TOPIC_PREFIXES, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
-
-if TYPE_CHECKING:
-    from pyengine.storage.store_reader import StoreReader
+from pyengine.storage.store_reader import StoreReader
 
 LIKELY_TIME = 10 ** 9  # seconds since 1970 in 2001: no queue has as many messages soon
 

@@ -28,11 +28,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pyengine.errors import StoreBusyError, command
+from pyengine.formats.record import Message
 from pyengine.ipc.group_members import GUESTS, MEMBERS, SHARERS, Claim, GroupMembers, SlotRecord
-from pyengine.native.waiting import ITS_LENGTH, THIS_FILE, Pulse
+from pyengine.native.waiting import ITS_LENGTH, THIS_FILE, Names, Pulse
 from pyengine.results import GetStatus, ReadLevel
 from pyengine.storage.acknowledgements import (
     AckFile,
@@ -47,11 +48,7 @@ from pyengine.storage.acknowledgements import (
 from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.durable_file import LOCK_STEP_S, RunningClock, wait_until_held
 from pyengine.storage.engine_id import read_epoch
-
-if TYPE_CHECKING:
-    from pyengine.formats.record import Message
-    from pyengine.native.waiting import Names
-    from pyengine.storage.store_reader import StoreReader
+from pyengine.storage.store_reader import StoreReader
 
 _Queue = TypeVar("_Queue", bound="AssignedQueue")
 _Thing = TypeVar("_Thing", bound=Hashable)

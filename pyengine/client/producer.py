@@ -19,6 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, cast
@@ -42,7 +43,7 @@ from pyengine.client.outgoing import (
 )
 from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import BORN_HOST, TIMEOUT_S_MAX, PutEntry, Submitter, host_flags
-from pyengine.client.transactions import GroupTransactions  # not when it is used: an upgrade may have replaced the file then
+from pyengine.client.transactions import Checker, GroupTransactions, Transaction  # now, before an upgrade replaces the file
 from pyengine.engine_config import KEPT_NAMES, EngineSettings
 from pyengine.errors import EngineUnavailableError, UsageError, command
 from pyengine.formats import constants
@@ -54,18 +55,14 @@ from pyengine.formats.record import (
     is_wait_store_ok,
     record_size,
 )
+from pyengine.ipc.control_block import read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.ipc.session_client import OpenSession, open_session, require_engine, until_ready
+from pyengine.ipc.shared_objects import SharedFolder
 from pyengine.native import session as native
 from pyengine.results import PutManyResult, PutResult, PutStatus, ReadLevel
 from pyengine.storage.config import ENVIRONMENT, SET, EngineConfig, check_keywords, load_config
 from pyengine.storage.engine_id import read_engine_id
-
-if TYPE_CHECKING:
-    from datetime import datetime, timedelta
-
-    from pyengine.client.transactions import Checker, Transaction
-    from pyengine.ipc.session_client import OpenSession
-    from pyengine.ipc.shared_objects import SharedFolder
 
 Refusals = Literal["raise", "return"]
 _Key = TypeVar("_Key")
@@ -89,13 +86,10 @@ def connect(path: str | os.PathLike[str], *, ring_bytes: int | None = None, time
     It waits up to `timeout_s` for an engine, then EngineUnavailableError. With `refusals="return"` a put returns its result
     instead of raising PutError. `ring_bytes` is a power of two.
     """
-    from pyengine.ipc.session_client import require_engine, until_ready
-    from pyengine.native.session import check_ring_bytes
-
     check_keywords(connect, settings)
     timeout_s = min(arguments.number(timeout_s, "timeout_s"), TIMEOUT_S_MAX)
     if ring_bytes is not None:
-        check_ring_bytes(ring_bytes)
+        native.check_ring_bytes(ring_bytes)
     if refusals not in ("raise", "return"):
         raise UsageError(f"refusals is {refusals!r}: give 'raise' or 'return'")
     root = arguments.local_path(path).absolute()
@@ -121,8 +115,6 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 
     A worker gives the settings of its engine, whatever the store's file says by now. `first_timeout_s` bounds the first session.
     """
-    from pyengine.ipc.session_client import open_session
-
     if ring_bytes is None and config.origins.get("session_ring_bytes") == "--set":
         ring_bytes = config.session_ring_bytes
 
@@ -147,8 +139,6 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
 
 def _of_run(config: EngineConfig, folder: SharedFolder) -> EngineConfig:
     """Return the settings of this engine's run, except those that the program was given: the store's file may name the next run's."""
-    from pyengine.ipc.control_block import read_run_settings
-
     given = [name for name in KEPT_NAMES if config.origins.get(name) in (ENVIRONMENT, SET)]
     with contextlib.suppress(EngineUnavailableError):
         run = read_run_settings(folder)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pyengine import arguments
 from pyengine._front import Lock, SubmitterFront
@@ -29,9 +29,11 @@ from pyengine.client.pending_puts import (
     busy_refusal,
     refusal,
 )
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError
 from pyengine.formats import constants
 from pyengine.formats.record import HOST_V6_BYTES, encode_host
+from pyengine.ipc.session_client import OpenSession
 from pyengine.ipc.shared_objects import remove_object, side_name
 from pyengine.ipc.store_lock import KIND_BYTE
 from pyengine.native import control as control_native
@@ -39,10 +41,6 @@ from pyengine.native import session as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.results import PutStatus
 from pyengine.storage.durable_writes import open_given
-
-if TYPE_CHECKING:
-    from pyengine.engine_config import EngineConfig
-    from pyengine.ipc.session_client import OpenSession
 
 TIMEOUT_S_MAX = 1e6
 BORN_HOST = encode_host("127.0.0.1:0")

@@ -25,14 +25,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from pyengine import arguments
-from pyengine.client.producer import ConnectOptions
+from pyengine.client.producer import ConnectOptions, Producer
 from pyengine.client.producer import connect as connect
 from pyengine.engine import log_file
-from pyengine.engine.kinds import restart_pause_s
-from pyengine.engine_config import EngineSettings
+from pyengine.engine.kinds import child_environment, restart_pause_s, without_systemd
+from pyengine.engine_config import EngineConfig, EngineSettings
 from pyengine.errors import (
     CorruptionError,
     DegradedError,
@@ -46,6 +46,7 @@ from pyengine.errors import (
 from pyengine.formats.small_file import closed_on_error, keep_standard_descriptors, opened
 from pyengine.ipc.control_block import EngineMemory, read_run_settings, require_same_settings, restart_differences
 from pyengine.ipc.heartbeat import is_alive
+from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.ipc.shared_objects import find_folder
 from pyengine.ipc.store_lock import (
     SharingLock,
@@ -64,11 +65,6 @@ from pyengine.storage.config import check_keywords, config_path, load_config, se
 from pyengine.storage.engine_id import read_epoch
 from pyengine.storage.file_system import HeldStore, refuse_shared
 from pyengine.storage.message_store import require_space
-
-if TYPE_CHECKING:
-    from pyengine.client.producer import Producer
-    from pyengine.engine_config import EngineConfig
-    from pyengine.ipc.live_reader import LiveStoreReader
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
 STOP_TIMEOUT_S = 60.0
@@ -184,8 +180,6 @@ class Engine(arguments.AsyncBlock):
 
     def open_store(self) -> LiveStoreReader:
         """Return as pyengine.open_store."""
-        from pyengine.ipc.live_reader import open_store
-
         return open_store(self.path)
 
     def _forked(self) -> None:
@@ -614,8 +608,6 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 def spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
                      options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """Start a supervisor: (process, descriptor on which it reports). `embedder`: pidfd of the process that it must not outlive."""
-    from pyengine.engine.kinds import child_environment, without_systemd
-
     keep_standard_descriptors()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     kept: tuple[int, ...] = (writing,)
