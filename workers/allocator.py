@@ -7,8 +7,6 @@ puts wait for a bounded time; the next allocator completes a segment or a step t
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
@@ -16,4 +14,4 @@ from pyengine.services.allocate_mapped_file import AllocateMappedFileService
 main = worker.main(native.ALLOCATOR, "Keeps the next log segments ready.", lambda attached: AllocateMappedFileService(attached.context))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -6,8 +6,6 @@ watermark is written at most once a second.
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.flush_consume_queue import FlushConsumeQueueService
@@ -16,4 +14,4 @@ main = worker.main(native.CHECKPOINTER, "Syncs queues and index, and writes the 
                    lambda attached: FlushConsumeQueueService(attached.context))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

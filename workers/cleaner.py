@@ -8,8 +8,6 @@ deleted in part.
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.ipc.cleaning import Cleaning
 from pyengine.native import control as native
@@ -47,4 +45,4 @@ class CleanerService(CleanResourceService):
 main = worker.main(native.CLEANER, "Deletes expired files and watches the free disk space.", CleanerService)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -7,8 +7,6 @@ process, and the next committer or recovery writes them.
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.flush_commit_log import CommitRealTimeService
@@ -23,4 +21,4 @@ def make_service(attached: worker.Worker) -> CommitRealTimeService:
 main = worker.main(native.COMMITTER, "Writes pool buffers into the log's segments.", make_service)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

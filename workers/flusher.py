@@ -8,8 +8,6 @@ report an error that the kernel may have reported to the dead flusher only. A fa
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.flush_commit_log import FlushRealTimeService, FlushService, GroupCommitService
@@ -27,4 +25,4 @@ def make_service(attached: worker.Worker) -> FlushService:
 main = worker.main(native.FLUSHER, "Makes the log durable: fdatasync, then moves `flushed`.", make_service)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

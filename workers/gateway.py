@@ -9,7 +9,6 @@ those messages are delivered again. The supervisor stops it first.
 from __future__ import annotations
 
 import asyncio
-import sys
 
 from pyengine.client.producer import connect_with
 from pyengine.engine import worker
@@ -42,4 +41,4 @@ def serve(attached: worker.Worker) -> None:
 main = worker.run(native.GATEWAY, "Serves RocketMQ 4.9 clients.", serve)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 
 from pyengine.engine import worker
 from pyengine.errors import os_error_sentence
@@ -38,4 +37,4 @@ def serve(attached: worker.Worker) -> None:
 main = worker.run(native.GRPC, "Serves clients of RocketMQ 5 by gRPC.", serve)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

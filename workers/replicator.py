@@ -7,8 +7,6 @@ replicator dies, puts that wait for slaves wait on, each until its deadline.
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.errors import EngineUnavailableError, OtherLayoutError
 from pyengine.ipc.replication import Replication
@@ -41,4 +39,4 @@ def make_service(attached: worker.Worker) -> Service:
 main = worker.main(native.REPLICATOR, "Sends the log to slaves, or follows a master.", make_service)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

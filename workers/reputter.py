@@ -6,8 +6,6 @@ disk it waits, reports the reason, and continues once there is room.
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.native import control as native
 from pyengine.services.reput_message import ReputMessageService
@@ -16,4 +14,4 @@ main = worker.main(native.REPUTTER, "Dispatches the log into consume queues and 
                    lambda attached: ReputMessageService(attached.context))
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

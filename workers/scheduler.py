@@ -8,8 +8,6 @@ and its deliveries are flushed.
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.client.producer import connect_with
 from pyengine.engine import worker
 from pyengine.native import control as native
@@ -25,4 +23,4 @@ def make_service(attached: worker.Worker) -> ScheduleMessageService:
 main = worker.main(native.SCHEDULER, "Delivers delayed messages when they are due.", make_service)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

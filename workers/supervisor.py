@@ -5,7 +5,6 @@ Time bound: it restarts a dead worker after `restart_pause_s`.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from pyengine.engine import supervisor
@@ -25,4 +24,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -8,8 +8,6 @@ reordered.
 
 from __future__ import annotations
 
-import sys
-
 from pyengine.engine import worker
 from pyengine.errors import EngineError
 from pyengine.native import control as native
@@ -38,4 +36,4 @@ def serve(attached: worker.Worker) -> None:
 main = worker.run(native.WRITER, "Appends what producers submit to the commit log.", serve)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
