@@ -518,7 +518,7 @@ class Consumer:
 
         Raises the background thread's errors.
         """
-        return self._pull(max_messages, timeout_s, _unchanged)
+        return self._pull(max_messages, timeout_s, list)
 
     def _pull(self, max_messages: int, timeout_s: float | None, give: Callable[[list[Message]], _Made],
               kept: Iterable[Message] = ()) -> _Made:
@@ -1745,10 +1745,6 @@ class Call:
         for consumer, messages in self.taken:
             consumer._take_own_back([message for message in messages if message.physical_offset not in places])
         self.taken.clear()
-
-
-def _unchanged(messages: list[Message]) -> list[Message]:
-    return messages
 
 
 def _has_all(closer: _Asker | None, asked: Call | None) -> bool:
