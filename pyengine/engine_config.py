@@ -244,7 +244,11 @@ class EngineConfig:
             raise ConfigError(f"session_ring_bytes = {self.session_ring_bytes} is not a power of two")
         if not os.path.isabs(self.shm_directory):
             raise ConfigError(f"shm_directory = {self.shm_directory} is not an absolute path: processes in other directories use it too")
-        _check_host(self.store_host)
+        try:
+            encode_host(self.store_host)
+        except UsageError:
+            raise ConfigError(f"store_host = {self.store_host} is not an address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911"
+                              ) from None
         self._check_replication()
         self._check_tls()
         if self.grpc_enable and not self.gateway_enable:
@@ -401,13 +405,6 @@ def _has_port(address: str) -> bool:
         return split_address(address)[1] > 0
     except ValueError:
         return False
-
-
-def _check_host(text: str) -> None:
-    try:
-        encode_host(text)
-    except UsageError:
-        raise ConfigError(f"store_host = {text} is not an address: give IPv4:port or [IPv6]:port, as in 127.0.0.1:10911") from None
 
 
 def _check_networks(texts: list[str]) -> None:

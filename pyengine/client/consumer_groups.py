@@ -120,7 +120,9 @@ class ConsumerGroups:
             offsets = {queue_id: start_offset(reader, topic, queue_id, start) for queue_id in chosen}
 
         def change(table: Table) -> None:
-            self._end_holds(topic, group, chosen)
+            with suppress(FileNotFoundError), closing(GroupMembers(self._root, topic, group, may_create=False)) as members:
+                for queue_id in chosen:
+                    members.fence_off(queue_id)
             set_offsets(self._root, table, key, offsets)
 
         self._offsets.update(change)
@@ -167,11 +169,6 @@ class ConsumerGroups:
             records = {queue_id: found.record(queue_id).incarnation for queue_id in queues}
             holders = {queue_id: pids[incarnation] for queue_id, incarnation in records.items() if incarnation in pids}
             return living, holders, sum(at < GUESTS for at in members)
-
-    def _end_holds(self, topic: str, group: str, queues: Sequence[int]) -> None:
-        with suppress(FileNotFoundError), closing(GroupMembers(self._root, topic, group, may_create=False)) as members:
-            for queue_id in queues:
-                members.fence_off(queue_id)
 
 
 def set_offsets(root: Root, table: Table, key: str, offsets: dict[int, int]) -> None:
