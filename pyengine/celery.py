@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlparse
 
+from pyengine import arguments
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
 from pyengine.client.consumer_groups import AtOffset
 from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_back, skip_undone, undone
@@ -94,20 +95,8 @@ class _Options:
 # ---- what the connections of a process share ------------------------------------
 
 _stores: dict[tuple[Path, _Options], _Store] = {}
-_lock = threading.Lock()
-
-
-def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
-    for store in _stores.values():
-        store.lock = threading.RLock()  # which another thread of the parent may have had: a child closes what it has of them
-        for queue in store._queues.values():
-            queue.lock = threading.RLock()
-    _stores.clear()  # a child makes its own; what its parent reads stays the parent's
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_lock = arguments.inherited_lock()
+os.register_at_fork(after_in_child=_stores.clear)  # a child makes its own; what its parent reads stays the parent's
 
 
 class _Delivery(NamedTuple):
@@ -124,7 +113,7 @@ class _Store:
     def __init__(self, path: Path, options: _Options) -> None:
         self.path = path
         self.options = options
-        self.lock = threading.RLock()
+        self.lock = arguments.inherited_lock()  # a child closes what it has of its parent's
         self.pid = os.getpid()
         self._connections = 0
         self.bindings_path = BINDINGS.path(path)
@@ -273,7 +262,8 @@ class _Queue:
         self._users = 0
         self._unsettled: set[str] = set()
         self._running: Running[str] | None = None  # of a shared one
-        self.lock = threading.RLock()  # of what runs: an event loop must not wait for the store's, beside which others connect and close
+        # Of what runs: an event loop must not wait for the store's, beside which others connect and close.
+        self.lock = arguments.inherited_lock()
         self._returned: deque[_Delivery] = deque()
 
     def declare(self, *, exclusive: bool = False, auto_delete: bool = False, durable: bool = True) -> None:

@@ -356,12 +356,12 @@ class Consumer:
         self._looked_s = 0.0              # when that was
         self._closing = threading.Event()
         self._is_closed = False
-        self._forked()
-        if outer is not None:
-            self._work: threading.RLock = outer._work  # one commit is of all topics
+        self._state = arguments.inherited_lock()    # guards the queues that are held; no thread waits while it has it
+        # One change of claims or offsets at a time, and one commit is of all topics; locked before _state.
+        self._work: threading.RLock = arguments.inherited_lock() if outer is None else outer._work
+        self._pulling = arguments.inherited_lock()  # one thread asks for messages at a time; locked before both
         self._pid = os.getpid()
         self._is_made = False
-        arguments.after_fork(self)
         self._owned = ExitStack()  # what ends with it, also if the program only drops it: then nothing is stored
         self._free = weakref.finalize(self, _free, self._owned, self._pid)
         self._free.atexit = False
@@ -408,12 +408,6 @@ class Consumer:
         if self._is_outer:
             self._thread.start()
         self._is_made = True
-
-    def _forked(self) -> None:
-        """Make the locks; in a child new ones, since a thread of the parent may have had the old ones."""
-        self._state = threading.RLock()    # guards the queues that are held; no thread waits while it has it
-        self._work = threading.RLock()     # one change of claims or offsets at a time; locked before _state
-        self._pulling = threading.RLock()  # one thread asks for messages at a time; locked before both
 
     # -- its topics ---------------------------------------------------------------
 
