@@ -224,6 +224,16 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
                     if each is not None:
                         each.close()
 
+    def _made_once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return the attribute, which `make` makes at the first call; of two threads the faster one's."""
+        if getattr(self, name) is None:
+            made = make()
+            if getattr(self, name) is None:
+                setattr(self, name, made)
+            else:
+                made.close()
+        return getattr(self, name)
+
     def __enter__(self) -> Self:
         """Return self; UsageError if the producer is closed."""
         if why := self._puts.why_unusable:
@@ -283,13 +293,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         """Return the result of the first put of the message's key, which is this one if there was none. RefusedError."""
         unique_key, limit_s, waits = message.unique_key or "", self._puts._limit_s(timeout_s), entry.context.waits
         with self._files(_refused):
-            if self._first_puts is None:
-                made = FirstPuts(self._puts.root)
-                if self._first_puts is None:
-                    self._first_puts = made
-                else:  # another thread was faster
-                    made.close()
-            firsts = self._first_puts
+            firsts: FirstPuts = self._made_once("_first_puts", lambda: FirstPuts(self._puts.root))
             with firsts.locked(message.topic, unique_key, limit_s):
                 first = firsts.find(message.topic, unique_key)
                 if first is None:
@@ -370,13 +374,8 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         UsageError for another id (docs/delayed.md).
         """
         with self._files():
-            if self._delayed_cancels is None:
-                made = DelayedCancels(LiveStoreReader(self._puts.root))
-                if self._delayed_cancels is None:
-                    self._delayed_cancels = made
-                else:  # another thread was faster
-                    made.close()
-            return self._delayed_cancels.cancel(msg_id)
+            cancels: DelayedCancels = self._made_once("_delayed_cancels", lambda: DelayedCancels(LiveStoreReader(self._puts.root)))
+            return cancels.cancel(msg_id)
 
     # ---- raw puts: the calls that RocketMQ's broker makes to its store ------------
 
@@ -425,14 +424,13 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             return self._in_groups().check_now()
 
     def _in_groups(self) -> GroupTransactions:
-        if self._group_transactions is None:
+        def make() -> GroupTransactions:
             made = GroupTransactions(weakref.proxy(self))  # so that a producer that is dropped ends
-            if self._group_transactions is None:
-                self._group_transactions = made
-                weakref.finalize(self, made.stop_asking)
-            else:  # another thread was faster
-                made.close()
-        return self._group_transactions
+            weakref.finalize(self, made.stop_asking)
+            return made
+
+        groups: GroupTransactions = self._made_once("_group_transactions", make)
+        return groups
 
     def _transaction_raw(self, message: OutgoingMessage, more: dict[str, str], timeout_s: float | None) -> RawMessage:
         """Return a message of a transaction, with TRAN_MSG and the properties `more`; RefusedError as of put()."""
