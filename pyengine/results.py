@@ -104,10 +104,6 @@ class _PutAnswer:
     if TYPE_CHECKING:
         @property
         def status(self) -> PutStatus: ...
-        @property
-        def reason(self) -> str: ...
-        @property
-        def indeterminate(self) -> bool: ...
 
     @property
     def ok(self) -> bool:
