@@ -71,6 +71,11 @@ class PutMessageService(Service):
         self._room_retry_ns = 0
         self._worked_ns = 0  # when a pass was made last
         self._to_roll_back = False  # a pass that met a full disk is not rolled back yet
+        self._requests = {  # what a pass returns for
+            pass_.RUN_SEGMENT: self._wait_for_segments, pass_.RUN_ROLLED: self._after_roll,
+            pass_.RUN_SESSIONS: self._follow_sessions, pass_.RUN_SIDE: self._load_side_entry,
+            pass_.RUN_QUEUES: self._wait_for_table, pass_.RUN_FLUSHER: self._sync_for_new_flusher,
+            pass_.RUN_FAILED: self._roll_back_failed, pass_.RUN_CUT_SHORT: self._roll_back_cut_short}
         self._follow()
         slot = self._control.slots[native.load_position(self._control.slot_pass) & 1]
         self._doubtful_end = slot.wrote  # a sync of the bytes below may have failed before the descriptors were opened
@@ -487,24 +492,7 @@ class PutMessageService(Service):
         now_ns = flush.monotonic_ns()
         is_idle = now_ns - self._worked_ns >= IDLE_NS and self._writer.ahead_count > 0 and not self._detaching
         why = self._writer.run(now_ns + (IDLE_RUN_NS if is_idle else RUN_NS))
-        if why == pass_.RUN_SEGMENT:
-            self._wait_for_segments()
-        elif why == pass_.RUN_ROLLED:
-            self._after_roll()
-        elif why == pass_.RUN_SESSIONS:
-            self._follow_sessions()
-        elif why == pass_.RUN_SIDE:
-            self._load_side_entry()
-        elif why == pass_.RUN_QUEUES:
-            self._wait_for_table()
-        elif why == pass_.RUN_FLUSHER:
-            self._sync_for_new_flusher()
-        elif why == pass_.RUN_FAILED:
-            self._roll_back_failed()
-        elif why == pass_.RUN_CUT_SHORT:
-            self._roll_back_cut_short()
-        else:
-            self._housekeeping()
+        self._requests.get(why, self._housekeeping)()
         if native.load_position(self._control.slot_pass) == before:
             return False
         self._worked_ns = flush.monotonic_ns()
@@ -542,5 +530,3 @@ class PutMessageService(Service):
         self._pool.close()
         self._unflushed.close()
         self._table_object.close()
-
-
