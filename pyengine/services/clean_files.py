@@ -41,6 +41,7 @@ from pyengine.native import control as native
 from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
+from pyengine.services.service import BlockedReason
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import free_blocks, unlink_durably
 from pyengine.storage.file_system import DiskUse
@@ -239,7 +240,7 @@ class CleanCommitLogService:
         self._report = report
         self.take_settings(config)
         self._retried_ns = -self._retry_ns
-        self._last_reported = ""
+        self._held = BlockedReason(report)
         self.publish_min()
 
     def take_settings(self, config: EngineConfig) -> None:
@@ -363,13 +364,11 @@ class CleanCommitLogService:
         failpoint("removal_half_counted")
         native.increment(line, "removed_bytes", self._segment_bytes)
         failpoint("removal_counted")
-        self._last_reported = ""
+        self._held.clear()
         yield from free_blocks(descriptor)
 
     def _report_once(self, text: str) -> None:
-        if text != self._last_reported:
-            self._last_reported = text
-            self._report(Event.SEGMENT_HELD, text)
+        self._held.set(text, text, event=Event.SEGMENT_HELD)
 
 
 def _names(pids: list[int]) -> str:

@@ -156,11 +156,7 @@ class CleanResourceService(Service):
         until_ns = self.due_ns if self.steps is None else self.resume_ns
         return min(PAUSE_S_MAX, max(0.0, (until_ns - monotonic_ns()) / 1e9))
 
-    def drain(self) -> bool:
-        """End at once: a stop does not wait for a deletion, since a file without a name is freed with its descriptor."""
-        return False
-
-    def close(self) -> None:
+    def close(self) -> None:  # a stop does not wait for a deletion, since a file without a name is freed with its descriptor
         self._drop_round()
 
     def _drop_round(self) -> None:

@@ -1,4 +1,4 @@
-"""HAClient: a slave that follows its master (docs/replication.md has the wire protocol).
+"""HAClient: a slave that follows its master (formats/ha_wire.py has the wire protocol).
 
     connect -> report a record boundary below the own end -> compare up to the own end -> append later bytes -> report
 
@@ -50,7 +50,7 @@ from pyengine.services.replication.ha_stream import (
     RecordStream,
     TableSink,
 )
-from pyengine.services.service import Service, ServiceContext
+from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.commit_log import CommitLog
 
 RING_BYTES_MIN = 16 << 20
@@ -119,7 +119,7 @@ class HAClient(Service):
         self._status = self._open_status(LINK_CONNECTING)
         if self._address == UNKNOWN:
             self._status.state(LINK_CONNECTING, "no name server has told where the master is")
-        self._last_reported = ""
+        self._lost = BlockedReason(context.report)  # why it does not follow, for the log
         self._tries = 0
         self._retry_ns = 0
         self._from_byte_1 = False
@@ -315,9 +315,7 @@ class HAClient(Service):
         return link
 
     def _report_once(self, text: str) -> None:
-        if text != self._last_reported:
-            self._last_reported = text
-            self._report(Event.MASTER_LOST, f"master {self._address}: {text}")
+        self._lost.set(text, f"master {self._address}: {text}", event=Event.MASTER_LOST)
 
     # ---- one round ------------------------------------------------------------------
 
@@ -418,7 +416,7 @@ class HAClient(Service):
         failpoint("slave_linked")
         self._linked_ns = self._clock_ns()
         self._status.state(LINK_TRANSFER)
-        self._last_reported = ""
+        self._lost.clear()
         self._report(Event.MASTER_FOLLOWED, f"master {self._address}: follows from {self._stream.own_end}"
                      + ("" if link.seals.into else ", by RocketMQ's own protocol: what is sent has no checksum"))
 
@@ -515,8 +513,8 @@ class HAClient(Service):
             failpoint("raw_answered")
             self._stream.drop(end_offset)
             self._has_appended = True
-            if self._last_reported:
-                self._last_reported = ""
+            if self._lost.text:
+                self._lost.clear()
                 self._status.state(LINK_TRANSFER)
 
     def _retry_refused(self, status: int, detail: int) -> None:
