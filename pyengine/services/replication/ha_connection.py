@@ -1,4 +1,4 @@
-"""HAConnection: one slave that follows this master (docs/replication.md has the wire protocol).
+"""HAConnection: one slave that follows this master (formats/ha_wire.py has the wire protocol).
 
 The slave's first report is the offset at which to begin; the master sends nothing before it. Then the master sends committed bytes
 in frames, several in one system call; the kernel's buffer is the only queue. Later reports are the offsets that the slave has:
@@ -107,12 +107,10 @@ class HAConnection:
 
     @property
     def acked(self) -> int:
-        """The last report that confirms, -1 before there is one."""
         return self._fields.acked
 
     @property
     def reported(self) -> int:
-        """The last report, -1 before the first."""
         return self._fields.reported
 
     def _update_turn(self) -> None:
@@ -282,7 +280,7 @@ class HAConnection:
             return True
         if not self._announced_end:
             self._announced_end = True
-            self._heartbeat(now_ns)
+            self._send_apart(self._fields.next, b"", now_ns)
         return False
 
     def _fill(self, end: int) -> None:
@@ -352,8 +350,8 @@ class HAConnection:
 
     def send_tables(self, tables: Mapping[int, MasterTable], now_ns: int) -> None:
         """Send new tables to a slave with the secret, each after the bytes of the log to which it belongs."""
-        seal = self._seals.out
-        if seal is None or self.peer is None or not self.positioned or self.ended or self._refused_until_ns or not self._announced_end:
+        is_open = self.positioned and not self.ended and not self._refused_until_ns
+        if self._seals.out is None or self.peer is None or not is_open or not self._announced_end:
             return
         self._take_half_frame()
         for kind, table in dict(tables).items():  # another thread may add to them
@@ -363,24 +361,21 @@ class HAConnection:
             if self._pushed < self._filled or self._fields.next < table.end:
                 break
             self._tables_sent[kind] = self._tables_due.pop(kind)
-            body = self._head_bytes
-            self._buffer = memoryview(bytearray(body + len(table.content) + self._tail_bytes))
-            ha_wire.HEADER.pack_into(self._buffer, 0, -1 - kind, len(table.content))
-            self._buffer[body:body + len(table.content)] = table.content
-            seal.put(self._buffer, 0, ha_wire.HEADER_BYTES)
-            seal.put(self._buffer, body, len(table.content))
-            self._buffer_start = self._fields.next
-            self._pushed, self._filled = 0, len(self._buffer)
-            self._push(now_ns)
+            self._send_apart(-1 - kind, table.content, now_ns)
         self._update_turn()
 
-    def _heartbeat(self, now_ns: int) -> None:
-        self._buffer_start = self._fields.next
-        frame = self._room_for(0)
-        ha_wire.HEADER.pack_into(frame, 0, self._fields.next, 0)
+    def _send_apart(self, offset: int, body: bytes, now_ns: int) -> None:
+        """Send a frame with no bytes of the log: a table, or without a body a heartbeat."""
+        head = self._head_bytes
+        self._buffer = memoryview(bytearray(head + (len(body) + self._tail_bytes if body else 0)))
+        ha_wire.HEADER.pack_into(self._buffer, 0, offset, len(body))
+        self._buffer[head:head + len(body)] = body
         if self._seals.out is not None:
-            self._seals.out.put(frame, 0, ha_wire.HEADER_BYTES)
-        self._pushed, self._filled = 0, self._head_bytes
+            self._seals.out.put(self._buffer, 0, ha_wire.HEADER_BYTES)
+            if body:
+                self._seals.out.put(self._buffer, head, len(body))
+        self._buffer_start = self._fields.next
+        self._pushed, self._filled = 0, len(self._buffer)
         self._push(now_ns)
 
     # ---- time -------------------------------------------------------------------
@@ -401,7 +396,7 @@ class HAConnection:
             self.end(f"the slave sent nothing for {(now_ns - self._fields.read_ns) / 1e9:.0f} s")
         elif (self.positioned and self._pushed == self._filled
               and now_ns - self._fields.written_ns >= self._heartbeat_ns):
-            self._heartbeat(now_ns)
+            self._send_apart(self._fields.next, b"", now_ns)
 
     def due_ns(self) -> int:
         """Return when tick() must be called next."""

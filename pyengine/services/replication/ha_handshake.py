@@ -1,11 +1,5 @@
-"""The handshake by which two stores with the same secret authenticate each other (docs/replication.md has the wire format).
-
-    slave                                            master
-    HELLO      8 bytes that no report begins with  ->
-                                                   <- CHALLENGE  a number used once
-    PROOF      UUID, role and term, its own number,
-               HMAC-SHA256 over all so far         ->
-                                                   <- WELCOME    UUID, role and term, HMAC-SHA256 over all so far
+"""The handshake by which two stores with the same secret authenticate each other: HELLO, CHALLENGE, PROOF and WELCOME of
+formats/ha_wire.py. Each HMAC-SHA256 is over all that was sent so far.
 
 The secret is never sent. A peer that does not have it gets only the CHALLENGE, and a recorded handshake cannot be replayed,
 since the numbers differ. Both ends derive the keys of the link's seals (csrc/seal.cdef.h) from secret and handshake. Only HELLO
