@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 THREADS = 8
 RELOAD_INTERVAL_S = 1.0 # between two checks of the access list and the certificate
 COUNT_LINES_S = 5.0     # between two looks for counts of lines that were left out
+LIBRARIES = ("asyncio", "grpc")  # whose loggers clients can fill
 VIP_DISTANCE = 2        # RocketMQ's clients may send to the broker's port minus two
 
 
@@ -59,28 +61,63 @@ class BoundedLog(logging.Handler):
         self._say("asyncio", record.getMessage() + (f": {record.exc_info[1]!r}" if record.exc_info else ""))
 
 
-class Gateway:
+class Server:
+    """What the gateway and the gRPC worker's server share: limits, access list, certificate, lines about clients, and tasks."""
+
+    def __init__(self, root: str | os.PathLike[str], config: EngineConfig, executor: TurnExecutor, report: Report) -> None:
+        self._config = config
+        self._report = report
+        self._executor = executor
+        self._limits = Limits(
+            config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
+            config.gateway_connection_max_bytes, config.gateway_memory_max_bytes,
+            config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
+        self._access = AccessList(root, config) if config.acl_enable else None
+        self._tls = TlsHandler(root, config) if config.gateway_tls_mode != "disabled" else None
+        self._lines = HostLines(report)
+        self._log = BoundedLog(partial(self._tell, Event.CLIENT_FAILED))
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _tell(self, event: Event, host: str, sentence: str) -> None:
+        """Report a sentence about a client, one of the few a minute that the log takes."""
+        self._lines.report(host, event, f"client {host}: {printable(sentence, 500)}", time.monotonic_ns())
+
+    async def _reload(self, watched: AccessList | TlsHandler) -> None:
+        if sentence := await self._executor.run(watched.reload):
+            self._report(Event.GATEWAY_ACCESS, sentence)
+
+    def _begin(self, *work: Coroutine[None, None, None], watched: Iterable[AccessList | TlsHandler | None]) -> None:
+        """Do this work, look for changes of what is watched, and take what libraries say, until _end_tasks()."""
+        for name in LIBRARIES:
+            logging.getLogger(name).addHandler(self._log)
+            logging.getLogger(name).propagate = False
+        self._tasks = [asyncio.get_running_loop().create_task(each) for each in (
+            *work, repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
+            *(repeat(RELOAD_INTERVAL_S, partial(self._reload, each), self._report, each.FAILURE) for each in watched if each is not None))]
+
+    async def _end_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _leave_logs(self) -> None:
+        for name in LIBRARIES:
+            logging.getLogger(name).removeHandler(self._log)
+            logging.getLogger(name).propagate = True
+
+
+class Gateway(Server):
     """A broker on one store, and a name server unless it registers with others. All but the constructor is called in an event loop."""
 
     def __init__(self, reader: LiveStoreReader, config: EngineConfig, connect: Callable[[], Producer], *,
                  report: Report, blocked: Callable[[str], None], memory: EngineMemory) -> None:
         """`connect` opens a producer; `report` takes an event and its sentence for the log, `blocked` the blocked reason, "" without
         one. The caller closes the reader and `memory`."""
+        super().__init__(reader.root, config, TurnExecutor(THREADS, "gateway", THREADS // 2), report)
         self._reader = reader
         self._memory = memory
-        self._config = config
-        self._report = report
         self._blocked = blocked
-        self._executor = TurnExecutor(THREADS, "gateway", THREADS // 2)
-        limits = Limits(
-            config.gateway_frame_max_bytes, config.gateway_idle_timeout_ms / 1000, config.gateway_connections_max,
-            config.gateway_connection_max_bytes, config.gateway_memory_max_bytes,
-            config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
-        self._access = AccessList(reader.root, config) if config.acl_enable else None
-        self._tls = TlsHandler(reader.root, config) if config.gateway_tls_mode != "disabled" else None
-        self._lines = HostLines(report)
-        self.connections = Connections(limits, self._lines_of(Event.CLIENT_FAILED), self._tls)
-        self._asyncio_log = BoundedLog(self.connections.report)
+        self.connections = Connections(self._limits, partial(self._tell, Event.CLIENT_FAILED), self._tls)
         self._puts = Puts(connect)
         self._offsets = GroupOffsets(reader, self._executor)
         self.pulls: Pulls | None = None
@@ -88,7 +125,6 @@ class Gateway:
         self.pops: Pops | None = None
         self._ends: Ends | None = None
         self._registration: Registration | None = None
-        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to listen and serve; OSError if a port or a certificate is not available."""
@@ -133,29 +169,23 @@ class Gateway:
             with contextlib.suppress(EngineError):  # reported by the next reload(); until the list can be read every client is refused
                 await self._reload(access)
             broker.update(access.handlers(address, executor, self._report))
-            refusals = self._lines_of(Event.CLIENT_REFUSED)
+            refusals = partial(self._tell, Event.CLIENT_REFUSED)
             broker.update({code: access.guard(handler, refusals) for code, handler in broker.items()})
             name_server.update({code: access.guard(name_server[code], refusals) for code in NAME_SERVER_CODES & name_server.keys()})
             self.connections.require = access.requirement(refusals)
         self.connections.when_closed.append(members.closed)
         members.when_left.append(pops.left)
-        logger = logging.getLogger("asyncio")
-        logger.addHandler(self._asyncio_log)
-        logger.propagate = False
         self._puts.start()
         pulls.arrivals.start()
         await self.connections.start()
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (
+        self._begin(
             *self._join(names, address),
             repeat(FLUSH_S, self._write_offsets, self._report, "the groups' offsets cannot be written, and wait"),
             repeat(COUNT_S, admin.counts.sample, self._report, "messages cannot be counted"),
-            repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
             repeat(TICK_S, pops.tick, self._report, "messages whose time is over cannot be delivered again"),
             repeat(EXPIRE_S, members.expire, self._report, "clients that are silent cannot be left out"),
             *([] if names.is_of_slave else [repeat(ends.interval_s, ends.ask_for_ends, self._report, "transactions could not be checked")]),
-            *(repeat(RELOAD_INTERVAL_S, partial(self._reload, watched), self._report, watched.FAILURE)
-              for watched in (self._tls, access) if watched is not None))]
+            watched=(self._tls, access))
         own = f"name server at {host}:{name_server_port}" if name_server_port else "no name server of its own"
         self._report(Event.GATEWAY_LISTENS, f"{own}, broker {address.broker_name} at {host}:{broker_port}, "
                      f"known to clients as {address.broker}, TLS {config.gateway_tls_mode}, "
@@ -219,19 +249,9 @@ class Gateway:
             raise
         self._blocked("")
 
-    def _lines_of(self, event: Event) -> Callable[[str, str], None]:
-        """Return a function that takes a host and a sentence about it for the log."""
-        return lambda host, sentence: self._lines.report(host, event, f"client {host}: {printable(sentence, 500)}", time.monotonic_ns())
-
-    async def _reload(self, watched: AccessList | TlsHandler) -> None:
-        if sentence := await self._executor.run(watched.reload):
-            self._report(Event.GATEWAY_ACCESS, sentence)
-
     async def close(self) -> None:
         """End in order: leave the routes, take no more requests, then write the committed offsets."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks()
         if self._registration is not None:
             await self._registration.close()
         loop = asyncio.get_running_loop()
@@ -249,8 +269,7 @@ class Gateway:
         self._executor.shutdown(wait=True, cancel_futures=True)  # of connections that are closed
         if self._ends is not None:
             self._ends.close()
-        logging.getLogger("asyncio").removeHandler(self._asyncio_log)
-        logging.getLogger("asyncio").propagate = True
+        self._leave_logs()
 
 
 def refused_by_slave() -> Handlers:

@@ -12,12 +12,10 @@ import contextlib
 import errno
 import ipaddress
 import itertools
-import logging
 import re
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ import grpc
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError
-from pyengine.events import Event, HostLines, Report
+from pyengine.events import Event, Report
 from pyengine.formats.constants import (
     PROPERTY_TRANSACTION_CHECK_TIMES,
     SYS_FLAG_COMPRESSED,
@@ -34,9 +32,8 @@ from pyengine.formats.constants import (
 )
 from pyengine.formats.record import Message, decode_record
 from pyengine.gateway import codes
-from pyengine.gateway.access import AccessList, printable
-from pyengine.gateway.connections import INT32_MASK, REQUESTER, Limits, TurnExecutor, host_of
-from pyengine.gateway.gateway import COUNT_LINES_S, RELOAD_INTERVAL_S, BoundedLog, repeat
+from pyengine.gateway.connections import INT32_MASK, REQUESTER, TurnExecutor, host_of
+from pyengine.gateway.gateway import Server, repeat
 from pyengine.gateway.grpc_clients import GrpcClient, GrpcClients, TooManyClientsError, address_of
 from pyengine.gateway.grpc_messages import (
     REQUEST_BYTES_MAX,
@@ -52,7 +49,6 @@ from pyengine.gateway.members import SUBSCRIPTIONS_MAX
 from pyengine.gateway.names import Names, group_fault, topic_fault
 from pyengine.gateway.pop import EXPIRED
 from pyengine.gateway.tasks import Tasks
-from pyengine.gateway.tls import TlsHandler
 from pyengine.gateway.wire import Frame, is_number
 from pyengine.settings import join_address
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, SubscriptionGroup, TopicConfig
@@ -88,26 +84,18 @@ _ACCESS = "org.apache.rocketmq.acl.common.AclException: "
 Work = Callable[[GrpcClient, Any, Any], Awaitable[Any]]
 
 
-class GrpcServer:
+class GrpcServer(Server):
     """The service at its port. All but the constructor is called in an event loop."""
 
     def __init__(self, root: Path, config: EngineConfig, folder: Path, *, report: Report) -> None:
-        self._config = config
-        self._report = report
-        self._lines = HostLines(report)
+        super().__init__(root, config, TurnExecutor(1, "grpc"), report)
         self._v2 = Schema()
-        self._executor = TurnExecutor(1, "grpc")
         self._names = Names(root, config, self._executor)
-        self._access = AccessList(root, config) if config.acl_enable else None
-        self._tls = TlsHandler(root, config) if config.gateway_tls_mode != "disabled" else None
-        limits = Limits(connections_max=config.gateway_connections_max, memory_bytes_max=config.gateway_memory_max_bytes,
-                        address_connections_max=config.gateway_address_connections_max or max(1, config.gateway_connections_max // 2))
-        self._clients = GrpcClients(folder, limits, config.grpc_calls_max)
+        self._clients = GrpcClients(folder, self._limits, config.grpc_calls_max)
         self._translator = Translator(self._v2, config.broker_name, config.max_message_size_bytes)
         self._turns = itertools.count()
         self._endpoints: dict[bool, Any] = {}  # by whether they take TLS
         self._server: Any = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._background = Tasks()
 
     # ---- its life -----------------------------------------------------------------
@@ -131,19 +119,11 @@ class GrpcServer:
             raise
         await server.start()
         self._server = server
-        for name in ("asyncio", "grpc"):
-            logger = logging.getLogger(name)
-            logger.addHandler(BoundedLog(lambda what, sentence: self._lines.report(
-                what, Event.CLIENT_FAILED, printable(f"{what}: {sentence}", 500), time.monotonic_ns())))
-            logger.propagate = False
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (
+        self._begin(
             repeat(EXPIRE_S, self._clients.expire, self._report, "clients that have gone cannot be left out"),
             repeat(READ_AHEAD_S, self._names.read_ahead, self._report, "topics and groups cannot be read"),
             repeat(EXPIRE_S, self._end_surplus, self._report, "connections beyond a host's share cannot be ended"),
-            repeat(COUNT_LINES_S, lambda: self._lines.tick(time.monotonic_ns()), self._report, "lines cannot be counted"),
-            *([] if self._access is None else [
-                repeat(RELOAD_INTERVAL_S, partial(self._reload, self._access), self._report, self._access.FAILURE)]))]
+            watched=(self._access,))
         without = f", without TLS at port {plain}" if plain else ""
         self._report(Event.GRPC_LISTENS, f"RocketMQ 5 at {join_address(config.grpc_listen_host, port)}, TLS "
                                          f"{'off' if self._tls is None else 'on'}{without}, access list "
@@ -168,9 +148,7 @@ class GrpcServer:
 
     async def close(self) -> None:
         """End in order: take no more calls, answer those that are under way, then end the connections to the gateway."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks()
         if self._server is not None:
             await self._server.stop(1.0)
         with contextlib.suppress(TimeoutError):  # the gateway hangs, say
@@ -183,12 +161,7 @@ class GrpcServer:
     async def _end_surplus(self) -> None:
         ports = [endpoints.addresses[0].port for endpoints in self._endpoints.values()]
         for host, number in (await self._executor.run(self._clients.surplus, ports, self._clients.addresses())).items():
-            self._lines.report(host, Event.CLIENT_REFUSED, f"client {host}: {number} connections beyond its share are ended "
-                                                           "(gateway_address_connections_max)", time.monotonic_ns())
-
-    async def _reload(self, watched: AccessList) -> None:
-        if sentence := await self._executor.run(watched.reload):
-            self._report(Event.GATEWAY_ACCESS, sentence)
+            self._tell(Event.CLIENT_REFUSED, host, f"{number} connections beyond its share are ended (gateway_address_connections_max)")
 
     def _credentials(self) -> Any:
         """Return credentials that read a renewed certificate at the next handshake; CertificateError."""
@@ -289,7 +262,7 @@ class GrpcServer:
             raise
         except Exception as error:  # noqa: BLE001 - one call's: the others are served
             if not context.done():  # else its client has gone, and cannot be written to
-                self._tell(Event.CLIENT_FAILED, peer, f"a call failed: {error!r}")
+                self._tell(Event.CLIENT_FAILED, host_of(address_of(peer)), f"a call failed: {error!r}")
             raise CallRefusedError("INTERNAL_ERROR", repr(error)) from None
 
     def _account(self, metadata: dict[str, str], peer: str) -> str:
@@ -297,16 +270,11 @@ class GrpcServer:
         if self._access is None:
             return ""
         words = dict(word.strip().partition("=")[::2] for word in metadata.get("authorization", "").removeprefix(_SIGNED).split(","))
-        key = words.get("Credential", "").partition("/")[0]
-        if fault := self._access.call_fault(key, metadata.get("x-mq-date-time", ""), words.get("Signature", ""), host_of(address_of(peer))):
-            self._tell(Event.CLIENT_REFUSED, peer, fault)
+        key, host = words.get("Credential", "").partition("/")[0], host_of(address_of(peer))
+        if fault := self._access.call_fault(key, metadata.get("x-mq-date-time", ""), words.get("Signature", ""), host):
+            self._tell(Event.CLIENT_REFUSED, host, fault)
             raise CallRefusedError("UNAUTHORIZED", fault)
         return key
-
-    def _tell(self, event: Event, peer: str, sentence: str) -> None:
-        """Report a sentence about a client, one of the few a minute that the log takes."""
-        host = host_of(address_of(peer))
-        self._lines.report(host, event, f"client {host}: {printable(sentence, 500)}", time.monotonic_ns())
 
     def _status(self, code: str, text: str = "") -> Any:
         return self._v2.Status(code=getattr(self._v2, code), message=text or code)
