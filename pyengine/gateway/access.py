@@ -33,10 +33,13 @@ from pyengine.storage.durable_writes import LOCK_MODE, write_config
 
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 
-_LIST_CODES = frozenset((codes.UPDATE_AND_CREATE_ACL_CONFIG, codes.DELETE_ACL_CONFIG, codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG))
+_FAILED = {  # RocketMQ's code of a failed change of the list, by the change's code
+    codes.UPDATE_AND_CREATE_ACL_CONFIG: codes.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+    codes.DELETE_ACL_CONFIG: codes.DELETE_ACL_CONFIG_FAILED,
+    codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED}
 _ADMIN_CODES = frozenset((codes.UPDATE_AND_CREATE_TOPIC, codes.UPDATE_BROKER_CONFIG, codes.DELETE_TOPIC_IN_BROKER,
                           codes.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, codes.DELETE_SUBSCRIPTIONGROUP,
-                          codes.SET_MESSAGE_REQUEST_MODE)) | _LIST_CODES
+                          codes.SET_MESSAGE_REQUEST_MODE, *_FAILED))
 # Changes at the name server, whose other requests need no key.
 NAME_SERVER_CODES = frozenset((
     codes.REGISTER_BROKER, codes.UNREGISTER_BROKER, codes.DELETE_TOPIC_IN_NAMESRV, codes.WIPE_WRITE_PERM_OF_BROKER,
@@ -130,7 +133,7 @@ class AccessList:
             return account
         if account.tls_only and not is_secure:
             return f"accessKey={key} is for connections with TLS only"
-        if account.white.match(host) and (account.is_admin or frame.code not in _LIST_CODES):
+        if account.white.match(host) and (account.is_admin or frame.code not in _FAILED):
             return ""
         if not (is_signed or _is_signed(frame, account.secret)):
             return f"Check signature failed for accessKey={key}"
@@ -210,24 +213,23 @@ class AccessList:
 
     def handlers(self, address: Address, executor: TurnExecutor, report: Report) -> Handlers:
         """Return handlers for mqadmin's clusterAclConfigVersion, updateAclConfig, deleteAclConfig and updateGlobalWhiteAddr."""
-        async def change(request: Request, what: str, failed: int, edit: Callable[[dict[str, Any]], None]) -> Answer:
+        async def change(request: Request, what: str, edit: Callable[[dict[str, Any]], None]) -> Answer:
             try:
                 sentence = await executor.run(self.change, edit)
             except EngineError as error:
-                return Answer(failed, str(error))
+                return Answer(_FAILED[request.frame.code], str(error))
             key = request.frame.fields.get("AccessKey", "without an access key")
             report(Event.GATEWAY_ACCESS, f"client {request.connection.host} ({printable(key)}) has changed {printable(what)}: {sentence}")
             return Answer()
 
         async def put_account(request: Request) -> Answer:
             fields = request.frame.fields
-            return await change(request, f"the account {fields.get('accessKey')}", codes.UPDATE_AND_CREATE_ACL_CONFIG_FAILED,
+            return await change(request, f"the account {fields.get('accessKey')}",
                                 lambda document: acl_file.put_account(document, fields))
 
         async def delete_account(request: Request) -> Answer:
             key = request.frame.fields.get("accessKey", NOTHING)
-            return await change(request, f"the account {key}", codes.DELETE_ACL_CONFIG_FAILED,
-                                lambda document: acl_file.delete_account(document, key))
+            return await change(request, f"the account {key}", lambda document: acl_file.delete_account(document, key))
 
         async def put_addresses(request: Request) -> Answer:
             text, named = request.frame.fields.get("globalWhiteAddrs"), request.frame.fields.get("aclFileFullPath")
@@ -235,8 +237,7 @@ class AccessList:
             if text is None or named and named not in own:
                 return Answer(codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
                               f"The globalWhiteAddresses[{text or NOTHING}] has been updated failed. (the access list is {self._path})")
-            return await change(request, "the addresses that need no key", codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED,
-                                lambda document: acl_file.put_addresses(document, text))
+            return await change(request, "the addresses that need no key", lambda document: acl_file.put_addresses(document, text))
 
         def version(request: Request) -> Answer:
             version_text = write_json(self._rules.version).decode()
@@ -249,12 +250,10 @@ class AccessList:
 
 def without_list() -> Handlers:
     """Return handlers that refuse changes of the list without `acl_enable`, with RocketMQ's codes (which has no sentence)."""
-    def refuse(failed: int) -> Handler:
-        return lambda request: Answer(failed, "there is no access list to change: acl_enable is off")
+    def refuse(request: Request) -> Answer:
+        return Answer(_FAILED[request.frame.code], "there is no access list to change: acl_enable is off")
 
-    return {codes.UPDATE_AND_CREATE_ACL_CONFIG: refuse(codes.UPDATE_AND_CREATE_ACL_CONFIG_FAILED),
-            codes.DELETE_ACL_CONFIG: refuse(codes.DELETE_ACL_CONFIG_FAILED),
-            codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: refuse(codes.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED)}
+    return dict.fromkeys(_FAILED, refuse)
 
 
 def printable(text: str, chars_max: int = 100) -> str:

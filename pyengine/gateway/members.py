@@ -493,13 +493,7 @@ class Relays:
             offset = decode_message_id(request.text("msgId"))[1]
         except FormatError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
-        message = await self._executor.run(self._reader.message_at, offset, LEVEL)
-        if message is not None:
-            request.require(message.topic, SUB)
-        body = b"" if message is None else self._positions.record(message)
-        if not body:
-            return Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
-        return await self._ask_member(request, body)
+        return await self._ask_member(request, await self._positions.record_at(request, offset))
 
     async def _ask_member(self, request: Request, body: bytes = b"") -> Answer:
         group, client_id = request.text("consumerGroup"), request.text("clientId")

@@ -64,6 +64,7 @@ _NAME_CHARS = frozenset("%|_-0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNO
 _READ_WRITE = PERM_READ | PERM_WRITE
 
 Table = TypeVar("Table")
+Files = TypeVar("Files")
 
 
 def topic_fault(topic: str | None) -> str:
@@ -117,12 +118,12 @@ class _CachedFile(Generic[Table]):
         self._is_read_ahead = True
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """For a thread that changes the file: it reads the file after the block, so that the event loop need not."""
+    def changing(self, files: Files) -> Iterator[Files]:
+        """For a thread that changes the file by `files`: it reads the file after the block, so that the event loop need not."""
         with self._counting:
             self._changes += 1
         try:
-            yield
+            yield files
             self._read_now()
         finally:
             with self._counting:
@@ -323,11 +324,8 @@ class Names:
         made: TopicConfig = await self._once(f"topic {topic.topic}", enter)
         return made
 
-    @contextlib.contextmanager
-    def changing_topics(self) -> Iterator[TopicConfigs]:
-        """For a thread that changes topics.json in the block."""
-        with self._topics.changing():
-            yield self.topic_configs
+    def changing_topics(self) -> contextlib.AbstractContextManager[TopicConfigs]:
+        return self._topics.changing(self.topic_configs)
 
     async def create_for_send(self, name: str, default: str | None, queue_nums: int, *, is_of_unit: bool = False) -> TopicConfig | None:
         """Create the topic of a first message, like the default topic that its client names; None if that is not allowed."""
@@ -368,10 +366,8 @@ class Names:
         made: SubscriptionGroup = await self._once(f"group {name}", enter)
         return made
 
-    @contextlib.contextmanager
-    def changing_groups(self) -> Iterator[SubscriptionGroups]:
-        with self._groups.changing():
-            yield self.group_configs
+    def changing_groups(self) -> contextlib.AbstractContextManager[SubscriptionGroups]:
+        return self._groups.changing(self.group_configs)
 
     async def _once(self, key: str, make: Callable[[], Any]) -> Any:
         """Call `make` in the executor; concurrent calls with the same key share its result."""

@@ -318,12 +318,16 @@ class Positions:
 
     async def view_message(self, request: Request) -> Answer:
         """Return the message at a physical offset, which its id contains."""
-        offset = request.integer("offset", bits=64)
+        return Answer(body=await self.record_at(request, request.integer("offset", bits=64)))
+
+    async def record_at(self, request: Request, offset: int) -> bytes:
+        """Return the bytes of the message at a physical offset, for a request that needs the right to its topic."""
         message = await self._executor.run(self._reader.message_at, offset, LEVEL)
         if message is not None:
             request.require(message.topic, SUB)
-        body = b"" if message is None else self.record(message)
-        return Answer(body=body) if body else Answer(codes.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
+        found = b"" if message is None else self.record(message)
+        refuse_if("" if found else f"can not find message by the offset, {offset}")
+        return found
 
     def record(self, message: Message) -> bytes:
         """Return a message's bytes as in the log; empty if it was just deleted."""

@@ -328,10 +328,13 @@ async def _register(connection: Connection, offer: Offer) -> Frame:
 def _told_master(answer: Frame) -> str:
     """Return the HA address of a slave's master in the answer to its registration; "" if there is none, or it takes no slaves."""
     address = answer.fields.get("haServerAddr", "")
+    return address if _has_port(address) else ""
+
+
+def _has_port(address: str) -> bool:
     with contextlib.suppress(ValueError):
-        if len(address) <= ADDRESS_CHARS_MAX and split_address(address)[1] > 0:
-            return address
-    return ""
+        return len(address) <= ADDRESS_CHARS_MAX and split_address(address)[1] > 0
+    return False
 
 
 def find_master(root: Path, config: EngineConfig) -> str:
@@ -574,11 +577,7 @@ def _identity_of(request: Request) -> _Identity:
     number = request.integer("brokerId", bits=64)
     if topic_fault(name) or topic_fault(cluster):
         raise WireError(f"a broker's name and cluster have letters, digits, _, - and at most {TOPIC_BYTES_MAX} characters")
-    try:
-        has_port = len(address) <= ADDRESS_CHARS_MAX and split_address(address)[1] > 0
-    except ValueError:
-        has_port = False
-    if not has_port or number < 0:
+    if not _has_port(address) or number < 0:
         raise WireError("a broker has an address, host:port, and a number from 0 on")
     return _Identity(name, address, cluster, number)
 
