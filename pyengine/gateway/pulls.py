@@ -79,18 +79,16 @@ class Arrivals:
 
     def __init__(self, reader: LiveStoreReader) -> None:
         self._reader = reader
-        self._checks: list[Callable[[], Iterator[None]]] = []
-        self._holds: list[Callable[[], bool]] = []
+        self._served: list[tuple[Callable[[], Iterator[None]], Callable[[], bool]]] = []
         self._anything_held = threading.Event()
         self._closing = threading.Event()
         self._check_s = 0.0  # of the last check
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop  # from start() on
         self._thread: threading.Thread | None = None
 
     def serve(self, check: Callable[[], Iterator[None]], holds: Callable[[], bool]) -> None:
         """Call `check` in the loop's thread, whose pieces others may come between, while `holds` says that a request is held."""
-        self._checks.append(check)
-        self._holds.append(holds)
+        self._served.append((check, holds))
 
     def start(self) -> None:
         """Begin to wait for arrivals; call it in the loop's thread."""
@@ -114,7 +112,6 @@ class Arrivals:
 
         After each check of the held requests the loop has four times the check's duration for other work.
         """
-        assert self._loop is not None
         seen = 0
         while not self._closing.is_set():
             self._anything_held.wait()
@@ -135,7 +132,7 @@ class Arrivals:
         """Check the held requests, in several turns of the loop if it takes long."""
         began_s, self._check_s = time.monotonic(), 0.0
         try:
-            for _ in chain.from_iterable(check() for check in self._checks):
+            for _ in chain.from_iterable(check() for check, _ in self._served):
                 if (took_s := time.monotonic() - began_s) >= ANSWER_SLICE_S:
                     self._check_s += took_s
                     await asyncio.sleep(0)
@@ -143,7 +140,7 @@ class Arrivals:
         except Exception as error:  # noqa: BLE001 - the next check may succeed
             asyncio.get_running_loop().call_exception_handler({"message": "a check of held requests failed", "exception": error})
         self._check_s += time.monotonic() - began_s
-        if not any(holds() for holds in self._holds):
+        if not any(holds() for _, holds in self._served):
             self._anything_held.clear()
 
 

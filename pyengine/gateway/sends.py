@@ -100,8 +100,8 @@ class Puts:
         self._connect = connect
         self._opening = threading.Lock()
         self.producer: Producer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: LoopPuts | None = None
+        self._loop: asyncio.AbstractEventLoop  # both from start() on
+        self._waiting: LoopPuts
         self._is_collecting = False  # the loop has been asked to look for answers
         self._thread = 0
 
@@ -119,7 +119,6 @@ class Puts:
 
     def submit(self, message: RawMessage, then: Callable[[PutResult], None], members: Sequence[BatchMember] = ()) -> None:
         """Submit a put, with `members` that of a batch, and call `then` with its result in the loop's thread."""
-        assert self._loop is not None
         producer = self.producer or self.open()
         future = producer.put_batch_raw_async(message, members) if members else producer.put_raw_async(message)
         if threading.get_ident() == self._thread:
@@ -130,7 +129,6 @@ class Puts:
 
     def add(self, future: PutFuture[PutResult], then: Callable[[PutResult], None], *, is_late: bool = False) -> None:
         """Call `then` with the result of this put of the loop, which has waited for it already if it is late."""
-        assert self._loop is not None and self._waiting is not None
         self._waiting.add(future, partial(self._finish, then), is_taken=not is_late)
         if not (self._is_collecting or is_late):
             self._is_collecting = True
@@ -138,7 +136,6 @@ class Puts:
 
     def _collect(self) -> None:
         """Take answers that arrive within microseconds: cheaper than a thread that wakes the loop, as for those of a slow writer."""
-        assert self._waiting is not None
         self._is_collecting = False
         self._waiting.take(COLLECT_NS)
 
@@ -146,7 +143,6 @@ class Puts:
         try:
             then(future.result(0))
         except Exception as error:  # noqa: BLE001 - one request's: the answers after it are given
-            assert self._loop is not None
             self._loop.call_exception_handler({"message": "the answer to a put could not be given", "exception": error})
 
     async def renew(self, executor: TurnExecutor) -> None:
@@ -588,7 +584,7 @@ class Ends:
         if kind not in _OUTCOMES:
             return Answer(codes.SYSTEM_ERROR, f"{kind} ends no transaction")
         try:
-            half = await self._find(offset)
+            half = await self._executor.run(self._halves.find, offset) if await self._is_committed(offset) else None
         except EngineError as error:
             return Answer(codes.SERVICE_NOT_AVAILABLE, str(error))
         if half is None:
@@ -669,10 +665,6 @@ class Ends:
             return Answer(codes.SERVICE_NOT_AVAILABLE, f"recall failed, {error}")
         return Answer(fields={"msgId": unique_key}) if is_cancelled else Answer(
             codes.SYSTEM_ERROR, "recall failed, the message is due, delivered or deleted")
-
-    async def _find(self, offset: int) -> Message | None:
-        """Return the half message, None if there is none."""
-        return await self._executor.run(self._halves.find, offset) if await self._is_committed(offset) else None
 
     async def _is_committed(self, offset: int) -> bool:
         """Return whether this byte is in the file; wait, without a thread, while acknowledged ones may not be there yet."""

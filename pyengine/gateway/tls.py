@@ -35,9 +35,9 @@ class TlsHandler:
     def __init__(self, root: str | os.PathLike[str], config: EngineConfig) -> None:
         self.is_enforcing = config.gateway_tls_mode == "enforcing"
         self._auth = config.gateway_tls_client_auth
-        self._certificate, self._key, self._client_ca = (Path(root) / name if name else None for name in (
-            config.gateway_tls_cert_file, config.gateway_tls_key_file, config.gateway_tls_client_ca_file))
-        self.context: ssl.SSLContext | None = None
+        self._certificate, self._key = Path(root) / config.gateway_tls_cert_file, Path(root) / config.gateway_tls_key_file
+        self._client_ca = Path(root) / config.gateway_tls_client_ca_file if config.gateway_tls_client_ca_file else None
+        self.context: ssl.SSLContext
         self._stamps: list[tuple[int, ...]] = []
         self.undecided: set[HandshakeHandler] = set()
         self.tasks = Tasks()
@@ -45,7 +45,6 @@ class TlsHandler:
     def reload(self) -> str:
         """Read certificate and key if they have changed; return a sentence if they were read. CertificateError if they cannot be
         used."""
-        assert self._certificate is not None and self._key is not None
         paths = [path for path in (self._certificate, self._key, self._client_ca) if path is not None]
         try:
             stamps = [file_stamp(os.stat(path)) for path in paths]
@@ -67,7 +66,6 @@ class TlsHandler:
 
     def read(self) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         """Return key and certificate, and the CAs of clients if they are asked for one, as gRPC takes them; after reload()."""
-        assert self._certificate is not None and self._key is not None
         authorities = None if self._client_ca is None or self._auth == "none" else read_small_file(self._client_ca, CA_BYTES_MAX)
         return [(self._key.read_bytes(), self._certificate.read_bytes())], authorities
 
@@ -97,7 +95,7 @@ class HandshakeHandler(asyncio.Protocol):
         self._refusal = refusal
         self._report = report
         self._idle_s = idle_s
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport  # from connection_made() on
         self._peek: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._early_data = b""      # bytes that arrived between the handshake and its callback
@@ -124,12 +122,12 @@ class HandshakeHandler(asyncio.Protocol):
 
     def _pause_again(self) -> None:
         """Pause reading again, since asyncio of Python 3.11.2 begins to read after connection_made in any case."""
-        if self._peek is not None and self._transport is not None and not self._transport.is_closing():
+        if self._peek is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             self._transport.pause_reading()
 
     def _first_byte(self) -> None:
-        assert self._peek is not None and self._transport is not None
+        assert self._peek is not None
         try:
             first = self._peek.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -148,7 +146,6 @@ class HandshakeHandler(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def _start_tls(self) -> None:
-        assert self._transport is not None and self._tls.context is not None
         try:
             secured = await asyncio.get_running_loop().start_tls(
                 self._transport, self, self._tls.context, server_side=True, ssl_handshake_timeout=HANDSHAKE_S,
@@ -184,8 +181,7 @@ class HandshakeHandler(asyncio.Protocol):
     def abort(self) -> None:
         self._stop_peeking()
         self._tls.undecided.discard(self)
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def _stop_peeking(self) -> None:
         if self._timer is not None:
