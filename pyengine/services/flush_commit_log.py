@@ -178,12 +178,10 @@ class UnflushedSegments:
         """Open the segments that have become ready, close those that are flushed. Cheap when nothing has changed."""
         for start in [start for start in self.descriptors if start + self.segment_bytes <= flushed]:
             os.close(self.descriptors.pop(start))
-        start = flushed - flushed % self.segment_bytes
-        while start < ready_end:
+        for start in range(flushed - flushed % self.segment_bytes, ready_end, self.segment_bytes):
             if start not in self.descriptors:
                 with disk_errors("open", self.path(start)):
                     self.descriptors[start] = os.open(self.path(start), os.O_RDWR | os.O_CLOEXEC)
-            start += self.segment_bytes
 
     def write_again(self, start: int, end: int, heartbeat: Callable[[], None]) -> None:
         """Rewrite the records of [start, end) in place, durably, and read them back. No process may write to the log meanwhile.

@@ -27,9 +27,8 @@ from collections.abc import Callable, Sequence
 
 from pyengine.errors import DiskError, EngineError, FlushError, FormatError, disk_error, disk_errors
 from pyengine.events import Event, Report
-from pyengine.formats.constants import CQ_ENTRY_BYTES, INDEX_HEADER_BYTES
+from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
-from pyengine.formats.index_file import unpack_header
 from pyengine.formats.paths import segment_name, segment_start
 from pyengine.formats.record import CaseLabel
 from pyengine.formats.small_file import Checkpoint
@@ -44,6 +43,7 @@ from pyengine.storage.commit_log import LogDamage
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.durable_writes import MANY_FILES
+from pyengine.storage.index_file import read_index_header
 from pyengine.storage.mapped_file import index_file_names, mapped
 from pyengine.storage.message_store import MessageStore
 
@@ -240,10 +240,10 @@ class FlushConsumeQueueService(Service):
         names = index_file_names(self._store.index)
         index_ms = 0
         for name in [name for name in names[:-1] if name > self._synced_index]:
-            path = str(self._store.index / name)
-            self._sync_derived(path)
-            with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-                index_ms = unpack_header(file.read(INDEX_HEADER_BYTES)).end_timestamp_ms
+            path = self._store.index / name
+            self._sync_derived(str(path))
+            with contextlib.suppress(FileNotFoundError):
+                index_ms = read_index_header(path).end_timestamp_ms
             self._synced_index = name
             self._heartbeat()
         if final and names:
