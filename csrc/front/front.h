@@ -138,7 +138,7 @@ int message_init(PyObject *module);
 /* Return the message of a whole record; `topic`: its topic as text, NULL to decode it. NULL with an exception. */
 PyObject *message_of(const struct ms_record *record, PyObject *topic);
 /* Return its tags or None; NULL with an exception. */
-PyObject *message_tags(PyObject *message);
+PyObject *message_tags(PyObject *message, void *unused);
 
 /* ---- read_queue.c: the messages of a queue's entries. */
 int read_queue_init(PyObject *module);

@@ -122,7 +122,7 @@ static PyObject *get_kept_properties(PyObject *message, void *unused)
     return Py_NewRef(table == NULL ? Py_None : table);
 }
 
-PyObject *message_tags(PyObject *message)
+PyObject *message_tags(PyObject *message, void *unused)
 {
     PyObject *table = get_properties(message, NULL);
     if (table == NULL)
@@ -133,11 +133,6 @@ PyObject *message_tags(PyObject *message)
     Py_XINCREF(tags);
     Py_DECREF(table);
     return tags;
-}
-
-static PyObject *get_tags(PyObject *message, void *unused)
-{
-    return message_tags(message);
 }
 
 static PyObject *host(const uint8_t *bytes, int length)
@@ -232,7 +227,7 @@ static PyGetSetDef getters[] = {
     {"born_host", get_born_host, NULL, NULL, NULL},
     {"store_host", get_store_host, NULL, NULL, NULL},
     {"properties", get_properties, NULL, NULL, NULL},
-    {"tags", get_tags, NULL, NULL, NULL},
+    {"tags", message_tags, NULL, NULL, NULL},
     {"_properties", get_kept_properties, NULL, NULL, NULL},
     {"__class__", get_class, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -587,12 +587,6 @@ static int front_traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
-static int front_clear(PyObject *object)
-{
-    /* a put may be running in a callback: its objects are released with the producer */
-    return 0;
-}
-
 static void front_dealloc(PyObject *object)
 {
     struct front_object *front = (struct front_object *)object;
@@ -613,8 +607,7 @@ static void front_dealloc(PyObject *object)
 static PyType_Slot slots[] = {
     {Py_tp_init, front_init},
     {Py_tp_dealloc, front_dealloc},
-    {Py_tp_traverse, front_traverse},
-    {Py_tp_clear, front_clear},
+    {Py_tp_traverse, front_traverse}, /* no Py_tp_clear: a put may be running in a callback */
     {Py_tp_methods, methods},
     {Py_tp_members, members},
     {0, NULL},

@@ -133,7 +133,7 @@ static PyObject *read_message(const struct reading *reading, const struct entry 
 
 static int tag_matches(const struct reading *reading, PyObject *message)
 {
-    PyObject *tags = message_tags(message);
+    PyObject *tags = message_tags(message, NULL);
     const int matches = tags == NULL ? -1 : PySequence_Contains(reading->tags, tags);
     Py_XDECREF(tags);
     return matches;

@@ -25,11 +25,6 @@ static PyObject *turn_take_one(PyObject *object, PyObject *none)
     return PyLong_FromLongLong(turn_take(turn));
 }
 
-static void turn_dealloc(PyObject *object)
-{
-    free_object(object);
-}
-
 #define AT(field) offsetof(struct turn_object, field)
 static PyMemberDef members[] = {
     {"queues", T_LONGLONG, AT(queues), 0, "How many queues the topic has to write."},
@@ -38,7 +33,7 @@ static PyMemberDef members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyMethodDef methods[] = {{"take", turn_take_one, METH_NOARGS, "Return the next queue."}, {NULL, NULL, 0, NULL}};
-static PyType_Slot slots[] = {{Py_tp_dealloc, turn_dealloc}, {Py_tp_members, members}, {Py_tp_methods, methods}, {0, NULL}};
+static PyType_Slot slots[] = {{Py_tp_dealloc, free_object}, {Py_tp_members, members}, {Py_tp_methods, methods}, {0, NULL}};
 
 int turn_init(PyObject *module)
 {
