@@ -41,6 +41,7 @@ from pyengine.ipc.sessions import ended_sessions
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
+from pyengine.native.waiting import queue_limit
 from pyengine.results import PutResult, ReadLevel
 from pyengine.services.service import BlockedReason, Service, ServiceContext
 from pyengine.storage.config import EngineConfig
@@ -73,8 +74,7 @@ class DispatchedWatermark:
         return native.load_position(self._control.committed)
 
     def queue_limit(self, level: ReadLevel) -> int:
-        confirmed = [native.load_position(self._control.confirm)] if self._control.identity.dispatch_at else []
-        return min(native.load_position(self._control.reput_from), self.limit(level), *confirmed)
+        return queue_limit(self._control, self._control.committed)
 
 
 @dataclass(slots=True)
