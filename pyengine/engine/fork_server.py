@@ -1,4 +1,4 @@
-"""Fork server: a process beside the supervisor that has loaded every worker's modules and forks the workers.
+"""Fork server: a process beside the supervisor that has loaded the modules of all its workers and forks them.
 
 Why: a new interpreter takes some 150 ms of CPU until a worker is ready, most of it for imports; a forked one takes 10 ms, and
 shares that memory.
@@ -28,10 +28,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from pyengine.engine.kinds import KINDS, child_environment, without_systemd
+from pyengine.engine.kinds import Kind, child_environment, without_systemd
 from pyengine.engine.log_file import LogFile
 from pyengine.ipc.heartbeat import build_id
 from pyengine.native import failpoints, waiting
@@ -65,17 +65,17 @@ class ForkedWorker:
 class ForkServer:
     """The supervisor's side: starts the fork server, and asks it for workers."""
 
-    def __init__(self, store: HeldStore) -> None:
-        """Call it while this process has one thread and holds no lock or shared memory of the store: it forks."""
+    def __init__(self, store: HeldStore, kinds: Iterable[Kind]) -> None:
+        """Fork one for workers of these kinds. This process must have one thread, and hold no lock or shared memory of the store."""
         self._pid = 0  # 0: no fork server runs
         self._group = 0  # its process group, which may have children of this process after its end too
         self._channel: socket.socket
         self._timeout_s = LOAD_TIMEOUT_S
         if _suits_this_interpreter():
             with contextlib.suppress(OSError):  # no memory or too many processes for the moment
-                self._fork(store)
+                self._fork(store, kinds)
 
-    def _fork(self, store: HeldStore) -> None:
+    def _fork(self, store: HeldStore, kinds: Iterable[Kind]) -> None:
         waiting.adopt_orphans()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -83,7 +83,7 @@ class ForkServer:
             gc.freeze()  # later collections do not write to the objects that exist now, so that their pages stay shared
             pid = os.fork()
             if pid == 0:
-                end_with(lambda: _serve(store, theirs))
+                end_with(lambda: _serve(store, kinds, theirs))
         with contextlib.suppress(OSError):  # the child does the same: whichever comes first
             os.setpgid(pid, pid)
         ours.settimeout(ANSWER_TIMEOUT_S)
@@ -148,7 +148,7 @@ def _suits_this_interpreter() -> bool:
 # ---- in the fork server ---------------------------------------------------------
 
 
-def _serve(store: HeldStore, channel: socket.socket) -> int:
+def _serve(store: HeldStore, kinds: Iterable[Kind], channel: socket.socket) -> int:
     """Fork the workers that the supervisor asks for, until the supervisor has ended."""
     signal.set_wakeup_fd(-1)
     for name in os.listdir("/proc/self/fd"):
@@ -170,7 +170,7 @@ def _serve(store: HeldStore, channel: socket.socket) -> int:
     os.environ.update(environment)
     waiting.show_command([sys.executable, "-P", "-m", __name__, str(store.name)], environment)
     gc.disable()
-    for kind in KINDS:
+    for kind in kinds:
         importlib.import_module(kind.module)
     for name in _LOADED_LATER:
         importlib.import_module(name)

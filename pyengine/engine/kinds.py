@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 import pyengine
 from pyengine.formats.small_file import open_standard_streams
-from pyengine.ipc.control_block import MODE_NAMES
+from pyengine.ipc.control_block import MODE_NAMES, MODE_NUMBERS
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
 
 if TYPE_CHECKING:
     from pyengine._native import ms_identity
+    from pyengine.engine_config import EngineConfig
 
 EVERY_MODE = frozenset(MODE_NAMES)
 
@@ -86,6 +87,11 @@ def kinds_for(mode: int, replicates: bool, serves: bool = False, serves_grpc: bo
     """The kinds that run in a write path, with or without replication, gateway and gRPC, in the order of starting."""
     return tuple(kind for kind in KINDS if mode in kind.modes and (replicates or not kind.replicating)
                  and (serves or not kind.serving) and (serves_grpc or not kind.serving_grpc))
+
+
+def kinds_with(config: EngineConfig) -> tuple[Kind, ...]:
+    """Return the kinds that run in an engine with these settings, in the order of starting."""
+    return kinds_for(MODE_NUMBERS[config.mode], config.replicates, config.gateway_enable, config.grpc_enable)
 
 
 def kinds_of(identity: ms_identity) -> tuple[Kind, ...]:

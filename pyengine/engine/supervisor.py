@@ -45,7 +45,7 @@ from pyengine.engine.bring_up import (
 )
 from pyengine.engine.children import Children
 from pyengine.engine.fork_server import ForkServer
-from pyengine.engine.kinds import begin_process, kinds_of, raise_descriptors
+from pyengine.engine.kinds import begin_process, kinds_of, kinds_with, raise_descriptors
 from pyengine.engine.log_file import LogFile, log_event, notify, watchdog_interval_s
 from pyengine.errors import (
     ConfigError,
@@ -183,10 +183,11 @@ class Supervisor:
         require_startable(self._root)
         prepare_root(self._root)
         self._hold()
-        if not self._arguments.no_children and not self._arguments.stop:
-            self._fork_server = ForkServer(self._store)
+        config = self._asked_settings()
+        if config is not None and not self._arguments.no_children:
+            self._fork_server = ForkServer(self._store, kinds_with(config))
         try:
-            return self._own_and_serve()
+            return self._own_and_serve(config)
         finally:
             if self._fork_server is not None:
                 self._fork_server.close()
@@ -198,8 +199,7 @@ class Supervisor:
         self._root = self._store.root
         self._log = LogFile(self._root, turns=True)
 
-    def _own_and_serve(self) -> ExitCode:
-        config = self._asked_settings()
+    def _own_and_serve(self, config: EngineConfig | None) -> ExitCode:
         with StoreLock(self._root, create=True) as lock:
             memory = self._own(lock)
             if memory is not None:

@@ -19,11 +19,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pyengine.engine.kinds import Kind, WorkerExit, kinds_for, kinds_of
+from pyengine.engine.kinds import Kind, WorkerExit, kinds_of, kinds_with
 from pyengine.engine.log_file import log_event
 from pyengine.errors import EngineError
 from pyengine.events import Event
-from pyengine.ipc.control_block import MODE_NUMBERS, EngineMemory
+from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.heartbeat import is_alive
 from pyengine.ipc.store_lock import living_kinds
 from pyengine.native import control as native
@@ -49,7 +49,7 @@ def runs(kind_name: str, root: Path) -> bool:
     except EngineError:
         pass
     config = load_config(root, {})
-    kinds = kinds_for(MODE_NUMBERS[config.mode], config.replicates, config.gateway_enable, config.grpc_enable)
+    kinds = kinds_with(config)
     return any(kind.name == kind_name for kind in kinds)
 
 

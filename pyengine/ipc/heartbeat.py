@@ -79,7 +79,7 @@ def build_id() -> str:
                 path = os.path.join(folder, name)
                 with open(path, "rb") as file:
                     text = file.read()
-                digest.update(f"{os.path.relpath(path, top)}\0{len(text)}\0".encode() + text)
+                digest.update(f"{path[len(top) + 1:]}\0{len(text)}\0".encode() + text)
     return digest.hexdigest()
 
 

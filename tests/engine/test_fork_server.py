@@ -148,6 +148,15 @@ def test_a_fork_server_holds_no_file_of_the_store(make_engine):
     engine.stop()
 
 
+@pytest.mark.parametrize("serves", [False, True])
+def test_a_fork_server_loads_what_the_workers_of_its_engine_need(make_engine, serves):
+    engine = make_engine(gateway_enable=serves, gateway_namesrv_port=0, gateway_broker_port=0)
+    engine.start()
+    assert ("_asyncio." in Path(f"/proc/{fork_server(engine)}/maps").read_text()) is serves, "only the gateway's modules import asyncio"
+    assert is_forked(engine, "gateway" if serves else "writer")
+    engine.stop()
+
+
 def test_a_worker_that_was_killed_is_forked_again_and_its_end_is_known(make_engine):
     engine = make_engine("sync")
     engine.start()
@@ -214,6 +223,7 @@ def run(tmp_path, code: str) -> str:
         import os, signal, sys, time
         from pathlib import Path
         from pyengine.engine.fork_server import ForkServer
+        from pyengine.engine.kinds import KINDS
         from pyengine.storage.file_system import HeldStore
 
         sys.path.insert(0, TESTS)
@@ -228,7 +238,7 @@ def run(tmp_path, code: str) -> str:
             except ChildProcessError:
                 return True
 
-        server = ForkServer(HeldStore("/"))
+        server = ForkServer(HeldStore("/"), KINDS)
         assert server._pid
         """
     program = tmp_path / "program.py"
@@ -298,7 +308,7 @@ def test_a_fork_server_that_cannot_fork_leaves_the_start_to_exec(tmp_path):
             return left.pop()()
 
         os.fork = fork
-        server = ForkServer(HeldStore("/"))
+        server = ForkServer(HeldStore("/"), KINDS)
         assert server._pid and start("--help") is None
         server.close()
         assert no_children()
