@@ -64,10 +64,24 @@ _read: dict[str, tuple[int, LogFolders]] = {}
 
 
 def folders_of(root: Root, store_path: str, read_only: str) -> LogFolders:
-    """Return the folders that the two settings name, relative to the store; an empty text names none."""
-    writable, others = (tuple(Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip())
-                        for text in (store_path, read_only))
+    """Return the folders that the two settings name, relative to the store; an empty text names none.
+
+    One that has several names (relative and absolute, by a link, mounted twice) has its first: its segments would count twice.
+    """
+    named = [[Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip()] for text in (store_path, read_only)]
+    if sum(map(len, named)) > 1:
+        first: dict[object, Path] = {}
+        named = [[first.setdefault(_identity(folder), folder) for folder in folders] for folders in named]
+    writable, others = (tuple(dict.fromkeys(folders)) for folders in named)
     return LogFolders(writable or (Path(root) / "commitlog",), others)
+
+
+def _identity(folder: Path) -> object:
+    real = os.path.realpath(folder)
+    with contextlib.suppress(OSError):
+        found = os.stat(real)
+        return found.st_dev, found.st_ino
+    return real  # it is not there yet
 
 
 def set_log_folders(root: Root, store_path: str, read_only: str) -> None:

@@ -161,3 +161,19 @@ def test_the_real_store_reads_the_spread_log(make_engine, tmp_path, judge):
     inspected = run("inspect", engine.root, "--json").document
     assert inspected["facts"]["maxPhy"] == theirs["facts"]["maxPhy"]
     assert [record["phy"] for record in inspected["records"]] == [record["phy"] for record in theirs["records"]]
+
+
+@pytest.mark.parametrize(("again", "read_only"), [
+    ("{store}/../link/commitlog", False), ("{store}/commitlog", True),
+    pytest.param("{store}/commitlog", False, marks=pytest.mark.ci), pytest.param("x/../commitlog", False, marks=pytest.mark.ci)])
+def test_a_log_folder_with_two_names_is_one(tmp_path, again, read_only):
+    root = tmp_path / "store"
+    (tmp_path / "link").symlink_to(root)
+    again = again.format(store=root)
+    with pyengine.Engine(root, **SMALL, store_path_commit_log="commitlog" if read_only else f"commitlog,{again}"):
+        put_all(root)
+    with pyengine.Engine(root, **{"read_only_commit_log_store_paths": again} if read_only else {}) as engine:
+        assert engine.state == "running" and read_all(root) == list(range(MESSAGES))
+        put_all(root, MESSAGES)
+    assert run("check", root).code == 0
+    assert {segment.path.parent.name for segment in list_log(root, SEGMENT)} == {"commitlog"}
