@@ -31,7 +31,7 @@ from urllib.parse import quote, unquote, urlparse
 from pyengine import arguments
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
 from pyengine.client.consumer_groups import AtOffset
-from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_back, skip_undone, undone
+from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_back, skip_undone, stored_is_sent, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import (
     DiskError,
@@ -46,7 +46,7 @@ from pyengine.errors import (
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import path_stamp
 from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader
-from pyengine.results import PutIndeterminateError, PutNotDurableError, PutRefusedError, ReadLevel
+from pyengine.results import PutIndeterminateError, PutRefusedError, ReadLevel
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 from pyengine.storage.durable_file import DurableRecord, exclusive
 
@@ -227,7 +227,7 @@ class _Store:
     def put(self, topic: str, message: dict[str, Any], timeout_s: float, **options: Any) -> None:
         """Store a message. A refusal that is about the message itself is a PutError, one that may end an error of the connection."""
         body = dumps(message).encode()
-        with _errors_of_a_connection():
+        with _errors_of_a_connection(), stored_is_sent():
             self.producer(timeout_s).put(topic, body, **options)
 
 
@@ -720,7 +720,7 @@ class Transport(virtual.Transport):
     driver_type = driver_name = "pyengine"
     implements = virtual.Transport.implements.extend(asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"]))
     connection_errors = (*virtual.Transport.connection_errors, EngineUnavailableError, NotAStoreError, StoreBusyError, DiskError,
-                         PutIndeterminateError, PutNotDurableError)
+                         PutIndeterminateError)
     _awake = -1
 
     def __init__(self, client: Any, **options: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from pyengine import arguments
 from pyengine.client.consumer import Consumer as Member
 from pyengine.client.consumer import Sharing, consume
-from pyengine.client.handler import SESSION_TIMEOUT_S, Running, give_back, skip_undone, undone
+from pyengine.client.handler import SESSION_TIMEOUT_S, Running, give_back, skip_undone, stored_is_sent, undone
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import EngineError, require_extra
 from pyengine.formats.record import Message as StoredMessage
@@ -88,7 +88,8 @@ class PyengineBroker(Broker):
     def put(self, message: Message[Any] | MessageProxy, due_ms: int | None) -> None:
         """Store a message, to be delivered at a time in ms since 1970, without telling middleware."""
         topic = self.topic(message.queue_name)
-        self._connected(topic).put(topic, message.encode(), keys=message.message_id, deliver_at=due_ms)
+        with stored_is_sent():
+            self._connected(topic).put(topic, message.encode(), keys=message.message_id, deliver_at=due_ms)
 
     def _connected(self, topic: str) -> Producer:
         with self._lock:

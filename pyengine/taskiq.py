@@ -19,7 +19,7 @@ from typing import Any
 
 from pyengine import arguments
 from pyengine.client.consumer import Consumer, Sharing, consume
-from pyengine.client.handler import SESSION_TIMEOUT_S, Running
+from pyengine.client.handler import SESSION_TIMEOUT_S, Running, stored_is_sent
 from pyengine.client.outgoing import deliver_at_ms, seconds_ms
 from pyengine.client.producer import Producer, connect
 from pyengine.errors import UsageError, require_extra
@@ -73,7 +73,8 @@ class PyengineBroker(AsyncBroker):
         """Store a task; taskiq raises SendTaskError from an error here, for example a PutError."""
         if self._producer is None:
             raise UsageError("the broker is not started: `await broker.startup()` first")
-        await self._producer.put_async(self._config.topic, message.message, keys=message.task_id, deliver_at=_due_ms(message.labels))
+        with stored_is_sent():
+            await self._producer.put_async(self._config.topic, message.message, keys=message.task_id, deliver_at=_due_ms(message.labels))
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Yield tasks as they arrive. They can be acknowledged until shutdown(), which comes after the last running one."""

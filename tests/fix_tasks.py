@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import pyengine
+from crash.replicas import free_port
 from fix_cli import environment
 from fix_client import age_leaving, housekeep
 from pyengine import testing
@@ -120,7 +121,7 @@ def children(process: subprocess.Popen[bytes]) -> set[int]:
 # ---- scenes, for a library whose tasks are `work(name)` and `held(name)` --------------
 # held(name) notes NAME-begun, waits for the file NAME-go, and notes NAME. send_all(rig, task, [(name,), ...]) sends.
 
-SendAll = Callable[[Rig, str, list[tuple[str]]], None]
+SendAll = Callable[[Rig, str, list[tuple[object, ...]]], None]
 Take = Callable[[], tuple[str, Callable[[], object]] | None]
 """Take the next task: its text, and what ends it; None if none comes soon."""
 POISONED = 77
@@ -212,6 +213,25 @@ def assert_only_a_task_that_kills_is_a_dead_letter(own: Rig, send_all: SendAll, 
     assert status == 0
     letters = [letter.body for letter in pyengine.DeadLetters(own.store).messages(group) if letter.topic == own.topic]
     assert len(letters) == 1 and b"poison" in letters[0]
+
+
+def assert_a_task_and_its_retry_are_sent_once_without_a_slave(folder: Path, topic: str, tasks: str, command: list[str],
+                                                              send_all: SendAll) -> None:
+    """Each put of a master that waits for slaves raises PutNotDurableError while there is none, although the log has the task.
+
+    `failing(name, 1)` of `tasks` notes its name, and fails the first time.
+    """
+    store = folder / "store"
+    with (pyengine.Engine(store, broker_role="SYNC_MASTER", ha_listen_port=free_port(), **testing.SMALL_FILES),
+          rig(folder / "rig", store, topic, tasks, command) as own):
+        send_all(own, "failing", [("once", 1)])
+        own.start()
+        eventually(lambda: len(own.notes()) == 2, "it was run again", 60)
+        own.wait_until_acknowledged()
+        with pyengine.open_store(store) as found:
+            assert sum(found.queue_end(topic, queue_id) for queue_id in range(4)) == 2
+            assert found.queue_end(f"%DLQ%{topic}", 0) == 0
+        assert len(own.notes()) == 2
 
 
 def assert_a_joining_member_waits_for(member: pyengine.Consumer, store: Path) -> None:

@@ -31,6 +31,7 @@ from fix_client import consumers_of, on_next_untake
 from fix_engine import wait_noted
 from fix_tasks import (
     assert_a_joining_member_waits_for,
+    assert_a_task_and_its_retry_are_sent_once_without_a_slave,
     assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
     children,
@@ -309,6 +310,10 @@ def test_a_worker_goes_on_when_the_engine_is_started_again(tmp_path):
             send_all(own, "work", [("second",)])
             send_all(own, "failing", [("third", 1)])
             eventually(lambda: len(own.noted("second", "third")) == 3, "they ran")
+
+
+def test_a_task_and_its_retry_that_are_stored_without_a_slave_are_sent_once(tmp_path):
+    assert_a_task_and_its_retry_are_sent_once_without_a_slave(tmp_path, "alone-celery", TASKS, COMMAND, send_all)
 
 
 def test_purge_drops_what_has_arrived_whether_the_group_is_new_or_not(own):

@@ -18,6 +18,7 @@ from fix_cli import environment
 from fix_client import consumers_of
 from fix_tasks import (
     assert_a_joining_member_waits_for,
+    assert_a_task_and_its_retry_are_sent_once_without_a_slave,
     assert_kill_9_loses_no_task,
     assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
@@ -170,6 +171,10 @@ def test_a_retry_that_no_engine_can_store_is_stored_when_one_runs_again(tmp_path
         with pyengine.Engine(store):
             eventually(lambda: len(own.notes()) == 2, "it was run again", 30)
             own.wait_until_acknowledged()
+
+
+def test_a_message_and_its_retry_that_are_stored_without_a_slave_are_sent_once(tmp_path):
+    assert_a_task_and_its_retry_are_sent_once_without_a_slave(tmp_path, "alone-default", TASKS, COMMAND, send_all)
 
 
 def test_a_message_that_is_not_stored_raises_the_error_of_the_put(own):

@@ -12,6 +12,7 @@ import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from fix_cli import environment
 from fix_client import consumers_of, leave_cancelled
 from fix_tasks import (
     assert_a_joining_member_waits_for,
+    assert_a_task_and_its_retry_are_sent_once_without_a_slave,
     assert_kill_9_loses_no_task,
     assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
@@ -131,6 +133,11 @@ def test_a_failed_task_is_retried_and_one_that_fails_each_time_is_done(workers):
     eventually(lambda: len(workers.noted("always")) == 2, "it was run again once")
     workers.wait_until_acknowledged()
     assert len(workers.noted("twice", "always")) == 5
+
+
+def test_a_task_and_its_retry_that_are_stored_without_a_slave_are_sent_once(tmp_path):
+    assert_a_task_and_its_retry_are_sent_once_without_a_slave(tmp_path, "taskiq-alone", TASKS, COMMAND,
+                                                              partial(send_all, retry_on_error=True))
 
 
 def test_a_worker_that_is_cancelled_while_it_opens_its_consumer_leaves_no_member(own, monkeypatch):

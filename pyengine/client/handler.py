@@ -38,7 +38,7 @@ from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, Patience
-from pyengine.results import PutError
+from pyengine.results import PutError, PutNotDurableError
 from pyengine.storage.config import check_keywords
 from pyengine.storage.consumer_offset import ConsumerOffsets
 
@@ -458,6 +458,15 @@ def _asked(number: int, frame: FrameType | None) -> None:
 # ---- for brokers of task libraries, whose queues are topics with a group of the same name ----
 
 SESSION_TIMEOUT_S = 3600.0  # of a worker that is stopped: the queues of a killed one are free at once, that of a task that hangs is kept
+
+
+@contextlib.contextmanager
+def stored_is_sent() -> Iterator[None]:
+    """Log that a task is stored less durably than asked: for an error its library would send it again."""
+    try:
+        yield
+    except PutNotDurableError as error:
+        _LOG.warning("a task counts as sent: %s", error)
 
 
 def undone(store: str | os.PathLike[str], topic: str) -> int:
