@@ -32,7 +32,7 @@ from pyengine import arguments
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
 from pyengine.client.consumer_groups import AtOffset
 from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_back, skip_undone, stored_is_sent, undone
-from pyengine.client.producer import Producer, connect
+from pyengine.client.producer import Producer, SharedProducer, connect
 from pyengine.errors import (
     DiskError,
     EngineError,
@@ -118,7 +118,7 @@ class _Store:
         self._connections = 0
         self.bindings_path = BINDINGS.path(path)
         self._new_topic = TopicConfig(options.namespace, options.queues, options.queues).check()
-        self._producer: Producer | None = None
+        self._producers = SharedProducer()
         self._queues: dict[str, _Queue] = {}
         self._made: set[str] = set()       # topics that this process has made or found
         self._topics: tuple[int, set[str]] = (-1, set())
@@ -141,17 +141,11 @@ class _Store:
             if self._connections:
                 return
             _stores.pop((self.path, self.options), None)
-        with self.lock:
-            producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.close()
+        self._producers.close()
 
     def producer(self, timeout_s: float) -> Producer:
         """Return the producer, which connects to the engine when it is first wanted."""
-        with self.lock:
-            if self._producer is None:
-                self._producer = connect(self.path, timeout_s=timeout_s)
-            return self._producer
+        return self._producers.get(lambda: connect(self.path, timeout_s=timeout_s))
 
     def queue(self, name: str) -> _Queue:
         """Return the queue of this name, which is kept from here on."""

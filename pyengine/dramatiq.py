@@ -21,7 +21,7 @@ from pyengine import arguments
 from pyengine.client.consumer import Consumer as Member
 from pyengine.client.consumer import Sharing, consume
 from pyengine.client.handler import SESSION_TIMEOUT_S, Running, give_back, skip_undone, stored_is_sent, undone
-from pyengine.client.producer import Producer, connect
+from pyengine.client.producer import SharedProducer, connect
 from pyengine.errors import EngineError, require_extra
 from pyengine.formats.record import Message as StoredMessage
 from pyengine.results import PutError
@@ -56,8 +56,7 @@ class PyengineBroker(Broker):
         self._options: dict[str, Any] = {
             "commit_interval_s": commit_interval_s, "session_timeout_s": session_timeout_s, "sharing": sharing}
         self._topics: set[str] = set()  # that this process has made or found
-        self._producer: Producer | None = None
-        self._lock = threading.Lock()
+        self._producers = SharedProducer()
 
     def topic(self, queue_name: str) -> str:
         """Return the topic, and the group, of a declared queue; QueueNotFound for another one."""
@@ -88,20 +87,15 @@ class PyengineBroker(Broker):
     def put(self, message: Message[Any] | MessageProxy, due_ms: int | None) -> None:
         """Store a message, to be delivered at a time in ms since 1970, without telling middleware."""
         topic = self.topic(message.queue_name)
+        producer = self._producers.get(lambda: connect(self.store))
+        self._make(topic)
         with stored_is_sent():
-            self._connected(topic).put(topic, message.encode(), keys=message.message_id, deliver_at=due_ms)
-
-    def _connected(self, topic: str) -> Producer:
-        with self._lock:
-            if self._producer is None:
-                self._producer = connect(self.store)
-            if topic not in self._topics:
-                self._make(topic)
-            return self._producer
+            producer.put(topic, message.encode(), keys=message.message_id, deliver_at=due_ms)
 
     def _make(self, topic: str) -> None:
-        TopicConfigs(self.store).ensure(replace(self._new_topic, topic=topic))
-        self._topics.add(topic)
+        if topic not in self._topics:
+            TopicConfigs(self.store).ensure(replace(self._new_topic, topic=topic))
+            self._topics.add(topic)
 
     def consume(self, queue_name: str, prefetch: int = 1, timeout: int = 5000) -> Consumer:
         """Return a member of the queue's group, with up to `prefetch` messages at once; ConnectionClosed if it cannot read now."""
@@ -135,10 +129,7 @@ class PyengineBroker(Broker):
 
     def close(self) -> None:
         """Disconnect; the next message connects again."""
-        with self._lock:
-            producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.close()
+        self._producers.close()
 
 
 class _Task(MessageProxy):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -270,6 +272,37 @@ def test_a_forked_child_sends_too(own):
     with pyengine.open_store(own.store) as store:
         assert sum(store.queue_end(own.topic, queue_id) for queue_id in range(4)) == 3
     broker.close()
+
+
+def test_a_forked_child_sends_while_a_thread_of_its_parent_connects(own, monkeypatch):
+    broker, connecting, may_connect = broker_of(own), threading.Event(), threading.Event()
+
+    def connect_slowly(*arguments):
+        connecting.set()
+        may_connect.wait()
+        return pyengine.connect(*arguments)
+
+    monkeypatch.setattr(pyengine.dramatiq, "connect", connect_slowly)
+    sender = threading.Thread(target=broker.enqueue, args=(message("work", "parent"),))
+    sender.start()
+    connecting.wait()
+    monkeypatch.undo()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(int(scaled_timeout_s(30)))
+            broker.enqueue(message("work", "child"))
+            broker.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    may_connect.set()
+    sender.join()
+    broker.close()
+    assert status == 0
+    with pyengine.open_store(own.store) as store:
+        assert sum(store.queue_end(own.topic, queue_id) for queue_id in range(4)) == 2
 
 
 def test_the_actors_of_the_tasks_page_run(tmp_path):

@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -45,7 +46,7 @@ from pyengine.client.pending_puts import PutContext, PutFuture, PutOutcome
 from pyengine.client.submission import BORN_HOST, TIMEOUT_S_MAX, PutEntry, Submitter, host_flags
 from pyengine.client.transactions import Checker, GroupTransactions, Transaction  # now, before an upgrade replaces the file
 from pyengine.engine_config import KEPT_NAMES, EngineSettings
-from pyengine.errors import EngineUnavailableError, UsageError, command
+from pyengine.errors import EngineError, EngineUnavailableError, UsageError, command
 from pyengine.formats import constants
 from pyengine.formats.record import (
     BatchMember,
@@ -720,6 +721,40 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
 for _call in ("put", "put_async", "put_many"):  # which Python names in an error about an argument
     getattr(Producer, f"_{_call}_any").__qualname__ = f"Producer.{_call}"
+
+
+class SharedProducer(arguments.Closing):
+    """The producer of several threads, the first of which connects; those that wait meanwhile get its producer, or its error."""
+
+    def __init__(self) -> None:
+        self._lock = arguments.inherited_lock()  # a signal handler in a thread that has it may put
+        self._producer: Producer | None = None
+        self._failure: EngineError | None = None
+
+    def get(self, make: Callable[[], Producer]) -> Producer:
+        """Return the producer, which `make` connects if there is none."""
+        failure = self._failure
+        with self._lock:
+            if self._producer is None:
+                if self._failure is not None and self._failure is not failure:
+                    raise copy(self._failure)
+                try:
+                    made = make()
+                except EngineError as error:
+                    self._failure = copy(error)  # without the frames that have raised it
+                    raise
+                if self._producer is None:
+                    self._producer = made
+                else:  # of a signal handler, meanwhile
+                    made.close()
+            return self._producer
+
+    def close(self) -> None:
+        """Close the producer, if there is one; the next get() connects again."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
 
 
 class _Named:

@@ -16,7 +16,6 @@ import logging
 import os
 import random
 import re
-import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
@@ -26,7 +25,7 @@ from typing import NamedTuple, Unpack
 
 from pyengine import arguments
 from pyengine.client.outgoing import RawMessage, delayed, map_text, raw_of
-from pyengine.client.producer import Producer, connect_with
+from pyengine.client.producer import SharedProducer, connect_with
 from pyengine.engine_config import EngineSettings
 from pyengine.errors import UsageError
 from pyengine.formats import constants
@@ -158,8 +157,7 @@ class Retries:
         self._group = group
         self._max_reconsume_times = max_reconsume_times
         self._settings = settings
-        self._lock = threading.RLock()  # a signal handler in a thread that has it may give a message back
-        self._producer: Producer | None = None
+        self._producers = SharedProducer()
         self._entered: set[str] = set()
 
     def put(self, message: Message, delay_level: int | None = None, *, deliver_at_ms: int | None = None, reason: str = "",
@@ -177,26 +175,17 @@ class Retries:
 
     def put_into(self, topic: TopicConfig, raw: RawMessage, *, timeout_s: float | None = None) -> PutResult:
         """Enter the topic into topics.json, then store the message; errors as of put()."""
-        with self._lock:
-            if topic.topic not in self._entered:
-                TopicConfigs(self._root).ensure(topic)
-                self._entered.add(topic.topic)
-            if self._producer is None:
-                made = connect_with(self._root, load_config(self._root, self._settings))  # without an engine, it fails at once
-                if self._producer is None:
-                    self._producer = made
-                else:  # of a signal handler, meanwhile
-                    made.close()
-            producer = self._producer
+        if topic.topic not in self._entered:
+            TopicConfigs(self._root).ensure(topic)
+            self._entered.add(topic.topic)
+        # Without an engine, it fails at once.
+        producer = self._producers.get(lambda: connect_with(self._root, load_config(self._root, self._settings)))
         result = producer.put_raw(raw, timeout_s=timeout_s)
         return result if result.stored else result.raise_for_status()
 
     def close(self) -> None:
         """Close the session, if there is one."""
-        with self._lock:
-            producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.close()
+        self._producers.close()
 
 
 @dataclass(frozen=True, slots=True)

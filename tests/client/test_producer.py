@@ -35,10 +35,10 @@ from pyengine.client import producer as producer_module
 from pyengine.client.half_messages import HalfMessages, PreparedCheck
 from pyengine.client.outgoing import BatchMessage, FirstPuts, RawMessage
 from pyengine.client.pending_puts import PutContext, PutFuture, QueuedPuts
-from pyengine.client.producer import Producer
+from pyengine.client.producer import Producer, SharedProducer
 from pyengine.engine.kinds import child_environment
 from pyengine.engine_config import EngineConfig
-from pyengine.errors import FormatError, UsageError
+from pyengine.errors import EngineUnavailableError, FormatError, UsageError
 from pyengine.formats.constants import BLANK_MAGIC
 from pyengine.formats.consume_queue import ENTRY
 from pyengine.formats.record import BatchMember, Message, decode_record
@@ -1102,6 +1102,39 @@ def test_a_call_beside_or_after_close_touches_no_file_that_the_program_opens_nex
             go_on()
             assert is_closed.is_set() and {path.stat().st_size for path in foreign.rglob("*.*")} == {0}
             assert not [*(foreign / "config").iterdir()] and {path.suffix for path in foreign.iterdir()} == {"", ".db"}
+
+
+def test_threads_that_want_a_producer_while_one_cannot_connect_get_its_error_and_the_next_one_connects(undelayed):
+    """Each would wait for an engine as long as all before it together."""
+    shared, tries, errors = SharedProducer(), [], []
+
+    def waits(thread):
+        frame = sys._current_frames().get(thread.ident)
+        while frame is not None and "failure" not in frame.f_locals:
+            frame = frame.f_back
+        return frame is not None
+
+    def fail():
+        tries.append(threading.current_thread())
+        eventually(lambda: all(waits(thread) for thread in threads), "all want it")
+        raise EngineUnavailableError("none runs")
+
+    def want():
+        with pytest.raises(EngineUnavailableError, match="none runs") as error:
+            shared.get(fail)
+        errors.append(error.value)
+
+    threads = [threading.Thread(target=want) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tries) == 1 and len({*map(id, errors)}) == 4
+    producer = shared.get(lambda: pyengine.connect(undelayed.path))
+    assert shared.get(fail) is producer and producer.put("T", b"1").ok
+    shared.close()
+    with pytest.raises(PutRefusedError, match="this producer is closed"):
+        producer.put("T", b"2")
 
 
 @pytest.mark.parametrize(("where", "name"), [(SharedObject, "close"), (EngineMemory, "close"), (os, "close")],
