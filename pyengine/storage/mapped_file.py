@@ -197,6 +197,7 @@ class MappedFileQueue:
         self._starts: list[int] = []
         self._inode_of: dict[int, int] = {}
         self._seen_ns: int | None = None
+        self._first_seen = -1, 0  # the folder's time at the last listing, and when a listing first met it
 
     def starts(self) -> list[int]:
         """Return the start offsets, ascending, listed again if the folder has changed. Do not modify the list.
@@ -210,8 +211,11 @@ class MappedFileQueue:
         except OSError as error:
             raise disk_error(error, "list", self.folder) from error
         if changed_ns != self._seen_ns:
+            now_ns = time.monotonic_ns()
+            if changed_ns != self._first_seen[0]:  # a time ahead of the clock never becomes old, but has been there for a while
+                self._first_seen = changed_ns, now_ns
             complete = self._list()
-            settled = complete and time.time_ns() - changed_ns > _TICK_NS
+            settled = complete and max(time.time_ns() - changed_ns, now_ns - self._first_seen[1]) > _TICK_NS
             self._seen_ns = changed_ns if settled else None
         return self._starts
 

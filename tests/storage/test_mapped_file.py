@@ -24,6 +24,7 @@ from pyengine.storage.mapped_file import (
     renew_zeros,
     used_end,
 )
+from waiting import eventually
 
 SIZE = 4096
 
@@ -155,6 +156,28 @@ def test_a_listing_is_kept_while_the_folder_is_unchanged(tmp_path, monkeypatch):
     assert folder.starts() == [0]
     monkeypatch.setattr(mapped_file, "list_inodes", lambda *_, **__: pytest.fail("listed again"))
     assert folder.starts() == [0]
+
+
+def test_a_listing_is_kept_also_where_the_folders_time_is_ahead_of_the_clock(tmp_path, monkeypatch):
+    make(tmp_path, 0)
+    ahead = 4 * 10**18
+    os.utime(tmp_path, ns=(ahead, ahead))
+    folder = MappedFileQueue(tmp_path, SIZE, MappingCache())
+    assert folder.starts() == [0]
+    make(tmp_path, SIZE)
+    os.utime(tmp_path, ns=(ahead, ahead))  # a second change within one tick of the first
+    assert folder.starts() == [0, SIZE]
+    listed: list[str] = []
+    whole = mapped_file.list_inodes
+    monkeypatch.setattr(mapped_file, "list_inodes", lambda path, *more: listed.append(path) or whole(path, *more))
+
+    def is_kept():
+        listed.clear()
+        return folder.starts() == [0, SIZE] and not listed
+
+    eventually(is_kept, "the listing is kept")
+    make(tmp_path, 2 * SIZE)
+    assert folder.starts() == [0, SIZE, 2 * SIZE]
 
 
 def test_a_change_within_one_tick_of_the_folders_time_is_seen(tmp_path):
