@@ -340,8 +340,9 @@ class PreparedCheck:
         return reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)
 
     def _check_queue(self, queue_id: int, can_ask: Callable[[Message], bool], asked: list[Message]) -> None:
-        reader, start_ms = self._halves.reader(), self._halves.now_ms()
+        reader = self._halves.reader()
         first, half_end = reader.queue_range(constants.TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
+        start_ms = self._halves.now_ms()  # all below half_end are older, or the clock was set back
         begin = min(max(self._begin(constants.TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
         op_begin = self._begin(constants.TRANSACTION_OP_TOPIC, queue_id, 0)
         ended, done_ops, op_begin = self._read_ops(queue_id, op_begin)
@@ -491,9 +492,12 @@ def _age_ms(half: Message, now_ms: int) -> int:
     """Return the time since a half message was born, or since it was stored if its producer's clock is ahead.
 
     RocketMQ asks about a message of such a producer at once, during its transaction: producer and checker would commit it.
+    The clock was set back since a message that is stored ahead too; it waits no longer than that was, up to the time of discarding.
     """
     age_ms = now_ms - half.born_timestamp_ms
-    return age_ms if age_ms >= 0 else now_ms - half.store_timestamp_ms
+    if age_ms < 0:
+        age_ms = now_ms - half.store_timestamp_ms
+    return age_ms if age_ms >= 0 else min(-age_ms, AGE_MAX_MS)
 
 
 def _original(half: Message) -> int:

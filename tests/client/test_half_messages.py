@@ -565,6 +565,31 @@ def test_a_producers_clock_that_is_ahead_has_it_asked_no_sooner(engine, halves):
     assert bodies(engine) == [b"x"] and rounds(engine, PreparedCheck(halves)) == []
 
 
+@pytest.mark.parametrize("more", ["", "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x011"])
+@pytest.mark.parametrize("back_hours", [1, 10_000])
+def test_a_message_of_before_the_clock_was_set_back_is_asked_about_and_keeps_none_up(engine, halves, more, back_hours):
+    first = prepare(halves, b"before", unique_key="A", more=more)
+    halves.ahead_ms = -back_hours * 3_600_000
+    later = prepare(halves, b"after", unique_key="B")
+    halves.ahead_ms += 10_000
+    check = PreparedCheck(halves)
+    asked = rounds(engine, check)
+    assert [one.body for one in asked] == [b"before", b"after"] and offsets(engine)[0] == 2
+    for one in asked:
+        halves.end(one, "commit")
+    bodies(engine)
+    for one in (first, later):
+        halves.end(one, "commit")
+    assert bodies(engine) == [b"before", b"after"] and rounds(engine, check) == []
+
+
+def test_a_clock_that_was_set_back_a_little_has_a_message_asked_no_sooner(engine, halves):
+    halves.of_engine = dataclasses.replace(halves.config, transaction_timeout_ms=1_200_000)
+    prepare(halves)
+    halves.ahead_ms = -600_000
+    assert rounds(engine, PreparedCheck(halves)) == [] and len(messages(engine, HALF)) == 1
+
+
 def test_a_check_continues_from_offsets_and_op_messages_that_a_broker_left(engine, producer, halves):
     """Its offsets, op messages of half messages before them, and an op message that is none."""
     for number in range(4):
