@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError, disk_errors
+from pyengine.errors import DiskError, DiskFullError, FlushError, InvariantError
 from pyengine.formats.small_file import TRANSIENT_ERRNOS
 from pyengine.ipc import shared_objects
 from pyengine.ipc.control_block import EngineMemory
@@ -32,7 +32,7 @@ from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import PoolCommitLoop, monotonic_ns, raise_disk_error
 from pyengine.services.service import Service, ServiceContext
 from pyengine.storage.config import EngineConfig
-from pyengine.storage.durable_writes import rewrite
+from pyengine.storage.durable_writes import open_file, rewrite
 from pyengine.storage.mapped_file import mapped, renew_zeros
 from pyengine.storage.message_store import MessageStore
 
@@ -180,8 +180,7 @@ class UnflushedSegments:
             os.close(self.descriptors.pop(start))
         for start in range(flushed - flushed % self.segment_bytes, ready_end, self.segment_bytes):
             if start not in self.descriptors:
-                with disk_errors("open", self.path(start)):
-                    self.descriptors[start] = os.open(self.path(start), os.O_RDWR | os.O_CLOEXEC)
+                self.descriptors[start] = open_file(self.path(start), os.O_RDWR | os.O_CLOEXEC)
 
     def write_again(self, start: int, end: int, heartbeat: Callable[[], None]) -> None:
         """Rewrite the records of [start, end) in place, durably, and read them back. No process may write to the log meanwhile.
@@ -334,8 +333,7 @@ class CommitRealTimeService(Service):
                                  f"{committed}..{native.load_position(self._control.wrote)} is written")
         self._close_segment()
         self._path = str(self._store.commit_log_segment(base))
-        with disk_errors("open", self._path):
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        self._descriptor = open_file(self._path, os.O_WRONLY | os.O_CLOEXEC)
         self._loop.use_segment(self._pool.buffer(number).memory, base, self._descriptor)
 
     def _close_segment(self) -> None:

@@ -31,7 +31,7 @@ from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import decode_ext_address, is_ext_address, unpack_entry
 from pyengine.formats.paths import segment_name, segment_start
 from pyengine.formats.record import CaseLabel
-from pyengine.formats.small_file import Checkpoint
+from pyengine.formats.small_file import Checkpoint, opened
 from pyengine.native import control as native
 from pyengine.native.dispatch import touched_queues
 from pyengine.native.failpoints import failpoint
@@ -368,12 +368,9 @@ class AdoptedLog:
 def _sync_file(path: str, sync: Callable[[int, str], None]) -> None:
     """Open a file and `sync` it. Raises FileNotFoundError; DiskError when it cannot be opened, FlushError when the sync fails."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+            sync(descriptor, path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise disk_error(error, "open", path) from error
-    try:
-        sync(descriptor, path)
-    finally:
-        os.close(descriptor)

@@ -24,7 +24,7 @@ import time
 from pyengine._native import ffi
 from pyengine.errors import DiskError, DiskFullError, EngineUnavailableError, InvariantError, disk_errors
 from pyengine.events import Event
-from pyengine.formats.small_file import TRANSIENT_ERRNOS
+from pyengine.formats.small_file import TRANSIENT_ERRNOS, opened
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedObject
 from pyengine.native import control as native
@@ -309,16 +309,10 @@ class PutMessageService(Service):
         wanted = self._writer.pointer
         generation = native.load(self._control.sessions[wanted.side_slot], "generation")
         name = shared_objects.side_name(self._identity.epoch, wanted.side_slot, generation, wanted.side_sequence)
-        try:
-            descriptor = os.open(self._memory.folder.path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                data = b""
-                if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    data = os.pread(descriptor, wanted.side_bytes, 0)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            data = b""
+        path, data = self._memory.folder.path / name, b""
+        with contextlib.suppress(OSError), opened(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)) as descriptor:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                data = os.pread(descriptor, wanted.side_bytes, 0)
         if len(data) == wanted.side_bytes:
             self._writer.load_side(data)
         else:
