@@ -8,11 +8,11 @@ Bring-up calls it after recovery and before the engine runs, when no process rea
 nothing. Confirmed records are not truncated unless `ha_cut=any` allows it; a log that has nothing in common with its master's is
 not truncated at all.
 
-The protocol has no queries, only an offset to begin at (docs/formats.md section 14), so the slave concludes from the bytes that
+The protocol has no queries, only an offset to begin at (formats/ha_wire.py), so the slave concludes from the bytes that
 it receives. RocketMQ sends from any offset that it has, and for others only a heartbeat every 5 s with the same offset. This
 engine's master instead sends its own end (or begin), and closes. One heartbeat may mean that the master was slow; two without
 bytes in between mean that its log ends there. The protocol has no checksum either, so a cut needs two comparisons with the same
-result. Report 0 requests the start of the master's last segment.
+result.
 """
 
 from __future__ import annotations

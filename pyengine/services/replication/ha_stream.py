@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple, NoReturn
 
-from pyengine.errors import EngineError, FormatError, disk_errors, os_error_sentence
+from pyengine.errors import EngineError, FormatError, os_error_sentence
 from pyengine.events import Event, Report
 from pyengine.formats.ha_wire import (
     HEADER,
@@ -44,7 +44,7 @@ from pyengine.formats.ha_wire import (
 )
 from pyengine.formats.paths import StorePaths
 from pyengine.formats.record import BEGIN, CaseLabel
-from pyengine.formats.small_file import read_small_file
+from pyengine.formats.small_file import read_or_none, read_small_file
 from pyengine.native.replication import Seal
 from pyengine.native.scan import walk
 from pyengine.services.replication.ha_handshake import HandshakeError, PlainPeers, Seals, Secret, slave_handshake
@@ -520,10 +520,8 @@ def _offsets(root: str | os.PathLike[str], content: bytes) -> None:
 
 def _cancels(root: str | os.PathLike[str], content: bytes) -> None:
     path = StorePaths(root).config / consumer_offset.CANCELS_NAME
-    with disk_errors("read", path), contextlib.suppress(FileNotFoundError):
-        if read_small_file(path) == content:
-            return
-    write_config(path, content, keep_backup=False, mode=LOCK_MODE)
+    if read_or_none(path) != content:
+        write_config(path, content, keep_backup=False, mode=LOCK_MODE)
 
 
 def _replace(name: str, decode: Callable[[str], object], *, is_shared: bool = True) -> Callable[[str | os.PathLike[str], bytes], None]:
