@@ -590,15 +590,12 @@ class Ends:
         if half is None:
             return Answer(codes.SYSTEM_ERROR, "Find prepared transaction message failed")
         request.require(real_queue(half)[0], PUB)
-        return await self._executor.run(self._end, _OUTCOMES[kind], group, queue_offset, half)
-
-    def _end(self, outcome: Outcome, group: str, queue_offset: int, half: Message) -> Answer:
+        if half.properties.get(constants.PROPERTY_PRODUCER_GROUP) != group:
+            return Answer(codes.SYSTEM_ERROR, "The producer group wrong")
+        if half.queue_offset != queue_offset:
+            return Answer(codes.SYSTEM_ERROR, "The transaction state table offset wrong")
         try:
-            if half.properties.get(constants.PROPERTY_PRODUCER_GROUP) != group:
-                return Answer(codes.SYSTEM_ERROR, "The producer group wrong")
-            if half.queue_offset != queue_offset:
-                return Answer(codes.SYSTEM_ERROR, "The transaction state table offset wrong")
-            return self._end_once(outcome, half)
+            return await self._executor.run(self._end_once, _OUTCOMES[kind], half)
         except PutError as error:
             return Answer(codes.SYSTEM_ERROR, str(error))
         except EngineError as error:
