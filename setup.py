@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-FRONT = ("module", "result", "lock", "session", "pending", "turn", "producer_front", "message", "read_queue")
+FRONT = ("module", "result", "lock", "session", "pending", "producer_front", "message", "read_queue")
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 sanitize = SANITIZE if os.environ.get("PYENGINE_SANITIZE") == "address" else []
 

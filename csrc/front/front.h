@@ -36,7 +36,7 @@ PyObject *answer_tuple(const struct ms_completion *answer);
 /* ---- lock.c: a producer's lock, taken by C and by `with`. */
 extern PyTypeObject *lock_type;
 int lock_init(PyObject *module);
-PyObject *lock_new(void);
+PyObject *lock_new(PyTypeObject *type, PyObject *arguments, PyObject *names);
 /* Take the lock: 0, or -1 with an exception: a signal handler's, or RuntimeError if this thread has the lock already. */
 int lock_take(PyObject *lock);
 /* Take the lock without waiting; return whether that worked. */
@@ -99,7 +99,6 @@ struct pending_object {
 };
 extern PyTypeObject *pending_type, *future_class;
 int pending_init(PyObject *module);
-struct pending_object *pending_new(void);
 /* Assign a submitted entry to this future. The producer's lock is held. */
 void pending_submitted(struct pending_object *pending, struct session_object *session, const struct put *put, uint64_t sequence);
 /* Return Python's result of a put that ended with `code`; `answer` NULL: without an answer. */
@@ -114,21 +113,7 @@ void take_answers(struct session_object *session);
  * with an exception of a signal handler. */
 int wait_acked(struct session_object *session, uint64_t sequence, int64_t target_before, int how, int64_t slice_ns, int *code);
 
-/* ---- turn.c: the queues of a topic in turn, for puts that name none. */
-struct turn_object {
-    PyObject_HEAD
-    unsigned long long next;
-    long long queues;
-    long long until_ns;
-};
-extern PyTypeObject *turn_type;
-int turn_init(PyObject *module);
-/* Return whether the number of queues need not be read again yet. */
-int turn_is_current(const struct turn_object *turn);
-/* Return the next queue of a turn with queues. */
-long long turn_take(struct turn_object *turn);
-
-/* ---- producer_front.c: ProducerFront, the base of pyengine.client.producer.Producer. */
+/* ---- producer_front.c: ProducerFront, the base of pyengine.client.producer.Producer, and the turns of its topics. */
 int producer_init(PyObject *module);
 
 /* ---- message.c: the message of a record. */
@@ -143,16 +128,12 @@ PyObject *message_tags(PyObject *message, void *unused);
 /* ---- read_queue.c: the messages of a queue's entries. */
 int read_queue_init(PyObject *module);
 
-/* Add a type of this full name to the module; NULL with an exception. */
-static inline PyTypeObject *add_type(PyObject *module, const char *name, size_t bytes, unsigned int flags, PyType_Slot *slots)
+/* Make a type of this full name and add it to the module; -1 with an exception. */
+static inline int add_type(PyObject *module, PyTypeObject **to, const char *name, size_t bytes, unsigned int flags, PyType_Slot *slots)
 {
     PyType_Spec spec = {.name = name, .basicsize = (int)bytes, .flags = Py_TPFLAGS_DEFAULT | flags, .slots = slots};
-    PyObject *type = PyType_FromModuleAndSpec(module, &spec, NULL);
-    if (type == NULL || PyModule_AddObjectRef(module, strrchr(name, '.') + 1, type) != 0) {
-        Py_XDECREF(type);
-        return NULL;
-    }
-    return (PyTypeObject *)type;
+    *to = (PyTypeObject *)PyType_FromModuleAndSpec(module, &spec, NULL);
+    return *to == NULL ? -1 : PyModule_AddObjectRef(module, strrchr(name, '.') + 1, (PyObject *)*to);
 }
 
 /* Py_SETREF, which the stable ABI lacks: release the old object last, because its end may run Python. */

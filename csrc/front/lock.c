@@ -10,9 +10,9 @@ struct lock_object {
 };
 PyTypeObject *lock_type;
 
-PyObject *lock_new(void)
+PyObject *lock_new(PyTypeObject *type, PyObject *arguments, PyObject *names)
 {
-    struct lock_object *own = new_object(lock_type);
+    struct lock_object *own = new_object(type);
     if (own == NULL)
         return NULL;
     own->lock = PyThread_allocate_lock();
@@ -59,11 +59,6 @@ void lock_release(PyObject *lock)
     PyThread_release_lock(own->lock);
 }
 
-static PyObject *lock_make(PyTypeObject *type, PyObject *arguments, PyObject *names)
-{
-    return lock_new();
-}
-
 static void lock_dealloc(PyObject *object)
 {
     struct lock_object *own = (struct lock_object *)object;
@@ -104,7 +99,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot slots[] = {
-    {Py_tp_new, lock_make},
+    {Py_tp_new, lock_new},
     {Py_tp_dealloc, lock_dealloc},
     {Py_tp_methods, methods},
     {Py_tp_doc, "A lock for `with`, which C takes too. Nothing of Python runs between taking it and the block."},
@@ -113,6 +108,5 @@ static PyType_Slot slots[] = {
 
 int lock_init(PyObject *module)
 {
-    lock_type = add_type(module, "pyengine._front.Lock", sizeof(struct lock_object), 0, slots);
-    return lock_type == NULL ? -1 : 0;
+    return add_type(module, &lock_type, "pyengine._front.Lock", sizeof(struct lock_object), 0, slots);
 }

@@ -10,7 +10,7 @@ static int execute(PyObject *module)
     }
     is_loaded = 1;
     return result_init(module) != 0 || lock_init(module) != 0 || pending_init(module) != 0 || session_init(module) != 0 ||
-                   turn_init(module) != 0 || producer_init(module) != 0 || message_init(module) != 0 || read_queue_init(module) != 0
+                   producer_init(module) != 0 || message_init(module) != 0 || read_queue_init(module) != 0
                ? -1
                : 0;
 }

@@ -28,11 +28,6 @@ static PyObject *pending_make(PyTypeObject *type, PyObject *arguments, PyObject 
     return new_object(type);
 }
 
-struct pending_object *pending_new(void)
-{
-    return new_object(future_class);
-}
-
 static void join_session(struct pending_object *pending)
 {
     struct session_object *session = pending->session;
@@ -597,6 +592,8 @@ static PyMethodDef functions[] = {{"use_futures", use_futures, METH_VARARGS, NUL
 
 int pending_init(PyObject *module)
 {
-    pending_type = add_type(module, "pyengine._front.PendingPut", sizeof(struct pending_object), Py_TPFLAGS_BASETYPE, slots);
-    return pending_type == NULL || PyModule_AddFunctions(module, functions) != 0 ? -1 : 0;
+    const unsigned int flags = Py_TPFLAGS_BASETYPE;
+    return add_type(module, &pending_type, "pyengine._front.PendingPut", sizeof(struct pending_object), flags, slots) != 0
+               ? -1
+               : PyModule_AddFunctions(module, functions);
 }

@@ -123,6 +123,7 @@ static PyType_Slot slots[] = {
 int result_init(PyObject *module)
 {
     empty_text = PyUnicode_InternFromString("");
-    result_base = add_type(module, "pyengine._front.Result", sizeof(struct result_object), Py_TPFLAGS_BASETYPE, slots);
-    return empty_text == NULL || result_base == NULL ? -1 : 0;
+    return empty_text == NULL
+               ? -1
+               : add_type(module, &result_base, "pyengine._front.Result", sizeof(struct result_object), Py_TPFLAGS_BASETYPE, slots);
 }

@@ -176,6 +176,5 @@ static PyType_Slot slots[] = {
 
 int session_init(PyObject *module)
 {
-    session_type = add_type(module, "pyengine._front.SessionFront", sizeof(struct session_object), Py_TPFLAGS_HAVE_GC, slots);
-    return session_type == NULL ? -1 : 0;
+    return add_type(module, &session_type, "pyengine._front.SessionFront", sizeof(struct session_object), Py_TPFLAGS_HAVE_GC, slots);
 }
