@@ -144,7 +144,8 @@ class EngineConfig:
     gateway_listen_host: str = setting("127.0.0.1", "Address that the gateway listens at.")
     gateway_namesrv_port: int = setting(9876, "Port of its name server; 0: any.", low=0, high=65_535)
     gateway_broker_port: int = setting(10_911, "Port of its broker, which also serves at this port less 2; 0: any.", low=0, high=65_535)
-    gateway_advertised_host: str = of_rocketmq("", "Its address in routes and message ids. Empty: where it listens.", key="brokerIP1")
+    gateway_advertised_host: str = of_rocketmq(
+        "", "Address in routes and, if numeric, message ids. Empty: where it listens.", key="brokerIP1")
     broker_name: str = of_rocketmq("broker-a", "Name of the gateway's broker in routes.")
     broker_cluster_name: str = of_rocketmq("DefaultCluster", "Name of its cluster.")
     broker_id: int = of_rocketmq(0, "A slave's number in routes; 0: 1. A master's is 0.", low=0)

@@ -23,7 +23,7 @@ from pyengine.ipc.sessions import connect_socket
 from pyengine.ipc.shared_objects import GATEWAY_SOCKET, find_folder
 from waiting import eventually, scaled_timeout_s
 
-_PORTS = re.compile(r"(?:name server at [\d.]+:(\d+)|no name server of its own), broker \S+ at [\d.]+:(\d+)")
+_PORTS = re.compile(r"(?:name server at \S*:(\d+)|no name server of its own), broker \S+ at \S*:(\d+)")
 _numbers = itertools.count(1)
 
 

@@ -20,12 +20,13 @@ from pyengine.engine_config import SLAVE, EngineConfig
 from pyengine.errors import DiskError, EngineError, FormatError, UsageError
 from pyengine.formats import constants
 from pyengine.formats.paths import StorePaths
-from pyengine.formats.record import java_text
+from pyengine.formats.record import encode_host, java_text
 from pyengine.formats.small_file import PARSE_ERRORS, decode_config, encode_config, file_stamp, parse_properties
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Handlers, Request, RequestRefusedError, TurnExecutor
 from pyengine.gateway.tasks import Pending
 from pyengine.gateway.wire import IntKeys, write_json
+from pyengine.settings import join_address
 from pyengine.storage.config_table import (
     BROKERS_TOPICS,
     DEFAULT_TOPIC,
@@ -194,16 +195,24 @@ def topic_fields(topic: TopicConfig, perm_mask: int = -1) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The gateway's address for clients: host:port of its broker, the names of broker and cluster."""
+    """The gateway's address for clients: host:port of its broker, the names of broker and cluster, and the address in records.
+
+    A record has no room for a host's name, whose number may be unknown or change: then it is that of the setting `store_host`.
+    """
 
     broker: str
     broker_name: str
     cluster: str
+    store_host: str
 
     @classmethod
     def of(cls, config: EngineConfig, port: int) -> Address:
-        host = config.gateway_advertised_host or config.gateway_listen_host
-        return cls(f"{f'[{host}]' if ':' in host else host}:{port}", config.broker_name, config.broker_cluster_name)
+        broker = store_host = join_address(config.gateway_advertised_host or config.gateway_listen_host or "0.0.0.0", port)
+        try:
+            encode_host(broker)
+        except UsageError:
+            store_host = config.store_host
+        return cls(broker, config.broker_name, config.broker_cluster_name, store_host)
 
 
 class Names:

@@ -205,7 +205,7 @@ class PlainSends:
         for name in (*differs.values(), "<opaque>"):
             piece, _, text = text.partition(name.encode())
             pieces.append(piece)
-        store_host = encode_host(self._address.broker)
+        store_host = encode_host(self._address.store_host)
         return native.SendRounds(store_host, constants.SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_BYTES else 0,
                             self._address.cluster.encode(), [*pieces, text], frame_bytes_max)
 
@@ -325,7 +325,7 @@ class Sends:
         if self._puts.producer is not None:
             message = RawMessage(  # like the broker: with unchanged properties and without sysFlag
                 sent.topic, request.frame.body, queue_id=sent.queue_id, properties_text=properties_text, flag=sent.flag,
-                born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
+                born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.store_host,
                 reconsume_times=sent.reconsume_times, wait_store_msg_ok=is_wait_store_ok(sent.properties))
             stored = await self._stored(message)
         answer_fields = REGION | {"msgId": "0", "queueId": str(sent.queue_id), "queueOffset": "0"}
@@ -343,7 +343,7 @@ class Sends:
         names, fields, now_ms = _names_of(request), request.frame.fields, str(time.time_ns() // 1_000_000)
         answer_fields = {name: fields[names[name]] for name in _REPLY_FIELDS if names[name] in fields}
         answer_fields |= {"properties": encode_properties(sent.properties | {constants.PROPERTY_PUSH_REPLY_TIME: now_ms}),
-                 "storeTimestamp": now_ms, "bornHost": request.connection.address, "storeHost": self._address.broker}
+                 "storeTimestamp": now_ms, "bornHost": request.connection.address, "storeHost": self._address.store_host}
         try:
             answer = await connection.invoke(codes.PUSH_REPLY_MESSAGE_TO_CLIENT, answer_fields, request.frame.body)
         except OSError:
@@ -454,7 +454,7 @@ class Sends:
         return RawMessage(
             sent.topic, b"" if sent.is_batch else request.frame.body, queue_id=sent.queue_id,
             properties_text=encode_properties({name: properties[name] for name in names}), flag=sent.flag, sys_flag=sent.sys_flag,
-            born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.broker,
+            born_timestamp_ms=sent.born_timestamp_ms, born_host=request.connection.address, store_host=self._address.store_host,
             reconsume_times=sent.reconsume_times, wait_store_msg_ok=waits, delay_level=level)
 
     def _answer(self, result: PutResult, queue_id: int) -> Answer:
@@ -561,7 +561,7 @@ class Ends:
         self._executor = TurnExecutor(END_THREADS, "ends")
         self._recalls = TurnExecutor(1, "recalls")  # one after the other waits for the disk
         self._halves = HalfMessages(reader.root, lambda message, timeout_s: puts.open().put_raw(message, timeout_s=timeout_s),
-                                    lambda: reader.config, address.broker)
+                                    lambda: reader.config, address.store_host)
         self._check = PreparedCheck(self._halves)
         self.interval_s = reader.config.transaction_check_interval_ms / 1000  # between two rounds of ask_for_ends()
         self._cancels: DelayedCancels | None = None

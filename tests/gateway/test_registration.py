@@ -284,7 +284,7 @@ def while_registered(owner, server: NameServer, script: Callable[[], object]) ->
 
     async def work() -> None:
         executor = TurnExecutor(1, "test")
-        kept = Registration(config, Names(owner.root, config, executor), Address("127.0.0.1:1", "broker-a", "DefaultCluster"),
+        kept = Registration(config, Names(owner.root, config, executor), Address.of(config, 1),
                             owner.memory, Connections(Limits(), lambda host, text: None), executor, reported)
         kept.start()
         checks = asyncio.create_task(repeat(0.005, kept.check, reported, kept.FAILURE))

@@ -62,6 +62,43 @@ def test_a_message_is_stored_as_its_client_sent_it(served, topic):
         "color\x01red\x02KEYS\x01k\x02UNIQ_KEY\x01" + "AB" * 16 + "\x02CLUSTER\x01DefaultCluster\x02TAGS\x01A")
 
 
+def test_a_gateway_that_clients_know_by_a_name_stores_messages_at_the_store_s_address(tmp_path, topic):
+    served = start_served(tmp_path / "store", gateway_advertised_host="log.invalid", store_host="10.0.0.9:4711")
+    try:
+        client = served.broker()
+        assert f'"log.invalid:{served.ports[1]}"'.encode() in served.name_server().ask(codes.GET_BROKER_CLUSTER_INFO).body
+        heartbeat(client, "asker@1", "readers_of_replies")
+        half = "TRAN_MSG\x01true\x02PGROUP\x01g\x02UNIQ_KEY\x01k"
+        answers = [client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"%d" % number) for number in range(3)]  # C takes the last
+        answers += [client.ask(codes.SEND_BATCH_MESSAGE, send_fields(topic, 1, m="true"), encode_batch([BatchMember(b"b", 0, "")])),
+                    client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1, half), b"half")]
+        end = {"producerGroup": "g", "tranStateTableOffset": answers[-1].fields["queueOffset"], "commitOrRollback": 8,
+               "commitLogOffset": int(answers[-1].fields["msgId"][16:], 16), "msgId": "k", "transactionId": "k"}
+        assert client.ask(codes.END_TRANSACTION, end).code == codes.SUCCESS
+        assert client.ask(codes.CONSUMER_SEND_MSG_BACK, {"group": "readers", "offset": 0, "delayLevel": 0}).code == codes.SUCCESS
+        sent = client.send(codes.SEND_REPLY_MESSAGE_V2, send_fields(REPLIES, 0, reply_text("asker@1")), b"yes")
+        pushed = client.wait_told(codes.PUSH_REPLY_MESSAGE_TO_CLIENT)
+        client.socket.sendall(encode_frame(Frame(codes.SUCCESS, opaque=pushed.opaque, flag=ANSWER)))
+        answers.append(client.wait(sent))
+        assert [answer.code for answer in answers] == [codes.SUCCESS] * 6
+        assert {decode_message_id(answer.fields["msgId"])[0] for answer in answers} == {"10.0.0.9:4711"} == {pushed.fields["storeHost"]}
+        hosts = [stored(served, *where).store_host for where in [
+            *((topic, 1, offset) for offset in range(5)), ("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0, 0), (REPLIES, 0, 0), ("%RETRY%readers", 0, 0)]]
+        assert hosts == ["10.0.0.9:4711"] * 8
+    finally:
+        served.close()
+
+
+def test_a_gateway_that_listens_everywhere_stores_what_is_sent(tmp_path, topic):
+    port = free_port()
+    served = start_served(tmp_path / "store", gateway_listen_host="", gateway_broker_port=port)
+    try:
+        answer = served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(topic), b"x")
+        assert decode_message_id(answer.fields["msgId"])[0] == f"0.0.0.0:{port}"
+    finally:
+        served.close()
+
+
 GBK = "\u8ba2\u5355".encode("gbk")
 BROKEN = GBK.decode("utf-8", "replace")
 
@@ -303,7 +340,7 @@ def test_a_send_to_a_topic_without_write_queues_is_refused_with_that_reason(serv
 
 def test_every_status_of_a_put_has_rocketmqs_code(served):
     with pyengine.open_store(served.root) as reader:
-        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"), None, None, None)
+        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster", "127.0.0.1:10911"), None, None, None)
     expected = {PutStatus.PUT_OK: 0, PutStatus.FLUSH_DISK_TIMEOUT: 10, PutStatus.SLAVE_NOT_AVAILABLE: 11,
                 PutStatus.FLUSH_SLAVE_TIMEOUT: 12, PutStatus.MESSAGE_ILLEGAL: 13, PutStatus.PROPERTIES_SIZE_EXCEEDED: 13,
                 PutStatus.SERVICE_NOT_AVAILABLE: 14, PutStatus.OS_PAGECACHE_BUSY: 2, PutStatus.CREATE_MAPEDFILE_FAILED: 1,
@@ -512,7 +549,7 @@ def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(se
     with pyengine.open_store(served.root) as reader, TurnExecutor(1, "test") as executor:
         known = {topic: TopicConfig(topic, 4, 4)}.get
         names = SimpleNamespace(topic=known, recent_topic=known, recent_topics=dict)
-        asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster"), executor, None, None)))
+        asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster", "127.0.0.1:1"), executor, None, None)))
     assert stored_bytes == [LARGE_BATCH_BYTES, 6, LARGE_BATCH_BYTES, 6, 7]
 
 

@@ -23,6 +23,7 @@ from pyengine.gateway.sends import END_THREADS, Ends
 from pyengine.gateway.wire import ANSWER, Frame, encode_frame
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
+ADDRESS = Address("127.0.0.1:1", "broker-a", "DefaultCluster", "127.0.0.1:1")
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +197,7 @@ def test_a_half_message_that_cannot_be_asked_about_keeps_no_other_from_it(served
         asked.append(half.body)
 
     with pyengine.open_store(served.root) as reader:
-        ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
+        ends = Ends(None, reader, None, ADDRESS)
         ends._members = SimpleNamespace(producers={"g": clients})
         ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)), not_asked={100})
         monkeypatch.setattr(ends, "_ask", ask)
@@ -223,7 +224,7 @@ def test_the_rights_of_producers_are_looked_up_once_in_a_round_and_not_in_the_lo
         asked.append(clients[producer].access_key)
 
     with pyengine.open_store(served.root) as reader:
-        ends = Ends(None, reader, SimpleNamespace(producers={"g": clients}), Address("127.0.0.1:10911", "broker-a", "DefaultCluster"),
+        ends = Ends(None, reader, SimpleNamespace(producers={"g": clients}), ADDRESS,
                     topic_fault)
         ends._check = SimpleNamespace(round=lambda can_ask, again_after_ms: list(filter(can_ask, halves)), not_asked=set())
         monkeypatch.setattr(ends, "_ask", ask)
@@ -258,6 +259,6 @@ def test_ends_and_recalls_beyond_the_log_hold_up_no_thread(served, monkeypatch, 
             task.cancel()
 
     with pyengine.open_store(served.root) as reader:
-        ends = Ends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster"))
+        ends = Ends(None, reader, None, ADDRESS)
         asyncio.run(whole(ends, reader.max_physical_offset("committed") + (1 << 20)))
         ends.close()
