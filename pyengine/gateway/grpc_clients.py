@@ -309,10 +309,11 @@ class GrpcClients:
         self._giving = None
 
     @contextlib.contextmanager
-    def holding(self, client: GrpcClient, size_bytes: int) -> Iterator[None]:
-        """Count the bytes of a call's messages, or of a large answer, while they are on their way; TooManyClientsError above a limit."""
+    def holding(self, client: GrpcClient, size_bytes: int, own_bytes: int = 0) -> Iterator[None]:
+        """Count the bytes of a call's messages, or of a large answer, while they are on their way; TooManyClientsError above a limit.
+        `own_bytes` are of this call and counted already."""
         most, host = self._limits.memory_bytes_max, client.used
-        if self.held_bytes + size_bytes > most or host.held_bytes and host.held_bytes + size_bytes > most // 2:
+        if self.held_bytes + size_bytes > most or host.held_bytes > own_bytes and host.held_bytes + size_bytes > most // 2:
             raise TooManyClientsError(f"{self.held_bytes} bytes are on their way already, {host.held_bytes} of them with this "
                                       "client's host (gateway_memory_max_bytes)")
         self.held_bytes += size_bytes

@@ -562,18 +562,24 @@ class GrpcServer(Server):
                     attempt = min(record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0), INT32_MASK)
                     left, body = handles[number:], self._translator.body_of
                     found = await self._executor.run(body, record) if record.sys_flag & SYS_FLAG_COMPRESSED else body(record)
-                    with self._clients.holding(client, max(0, len(found[0]) - len(record.body))):
+                    more_bytes = max(0, len(found[0]) - len(record.body))
+                    if len(frame.body) + more_bytes > self._config.gateway_memory_max_bytes:  # there is never room for it
+                        found, more_bytes = (record.body, self._v2.GZIP), 0
+                    with self._clients.holding(client, more_bytes, len(frame.body)):
                         left = handles[number + 1:]  # a message that cannot be translated counts: otherwise it would come for ever
                         message = self._translator.received(record, topic, found=found, handle=handles[number], attempt=attempt)
                         left = handles[number:]
                         await context.write(answer(message=message))
                 left = []
-            last = answer()
-            set_time(last.delivery_timestamp, time.time_ns() // 1_000_000)
-            await context.write(last)
+        except TooManyClientsError:
+            if left == handles:
+                raise  # else the client has messages, which it drops if the stream ends with an error
         finally:
             if left:
                 self._background.begin(self._give_back(names, left))
+        last = answer()
+        set_time(last.delivery_timestamp, time.time_ns() // 1_000_000)
+        await context.write(last)
 
     async def _give_back_late(self, names: tuple[str, str], popped: Awaitable[Frame]) -> None:
         """Give back what was popped for a call that its client has ended."""

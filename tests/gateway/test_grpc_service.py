@@ -670,6 +670,57 @@ def test_a_body_is_decompressed_beside_the_others_and_counts_as_it_is_then(tmp_p
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("bodies", [[3 << 20], [1, 3 << 20], [3 << 20, 3 << 20]], ids=["alone", "after-another", "never-both"])
+def test_a_compressed_body_reaches_a_client_whose_call_is_the_only_one(tmp_path, bodies):
+    """It is decompressed as far as gateway_memory_max_bytes has room for it and the other messages of its call."""
+    fields = {"group": V2.Resource(name="g"), "batch_size": 32, "invisible_duration": duration(60), "long_polling_timeout": duration(20),
+              "message_queue": V2.MessageQueue(topic=V2.Resource(name="T"), id=-1)}
+
+    def pop(request) -> Answer:
+        records = [encode_record(topic="T", body=zlib.compress(bytes(bodies[-1])), sys_flag=1)]
+        records += [encode_record(topic="T", body=bytes(size), physical_offset=1) for size in bodies[:-1]]
+        return Answer(fields={"popTime": "7"}, body=b"".join(records))
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path, POP_MESSAGE=pop), GrpcRig(tmp_path, gateway_memory_max_bytes=5 << 20) as rig:
+            async with asyncio.timeout(scaled_timeout_s(60)):
+                found = [each.message async for each in rig.call("ReceiveMessage", **fields) if each.HasField("message")]
+        first, encoding = found[0], found[0].system_properties.body_encoding
+        assert (zlib.decompress(first.body) if encoding == V2.GZIP else first.body) == bytes(bodies[-1])
+        assert encoding == (V2.GZIP if sum(bodies) > 5 << 20 else V2.IDENTITY)
+        assert [len(each.body) for each in found[1:]] == bodies[:-1]
+
+    asyncio.run(run())
+
+
+def test_a_receive_for_which_memory_ends_keeps_its_messages_and_gives_back_the_rest(tmp_path):
+    fields = {"group": V2.Resource(name="g"), "batch_size": 32, "auto_renew": True, "long_polling_timeout": duration(20),
+              "message_queue": V2.MessageQueue(topic=V2.Resource(name="T"), id=-1)}
+    large, given_back, pops = zlib.compress(random.randbytes(1000) + bytes(3 << 20)), asyncio.Queue(), []
+
+    def pop(request) -> Answer:
+        pops.append(request)
+        records = [encode_record(topic="T", body=large, sys_flag=1, queue_offset=offset, physical_offset=offset) for offset in (1, 2)]
+        first = encode_record(topic="T", body=b"first")
+        return Answer(fields={"popTime": "7"}, body=records[0] if len(pops) == 1 else first + b"".join(records))
+
+    def give_back(request) -> Answer:
+        given_back.put_nowait(request.frame.fields["offset"])
+        return Answer()
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path, POP_MESSAGE=pop, GIVE_BACK=give_back), GrpcRig(tmp_path, gateway_memory_max_bytes=8 << 20) as rig:
+            async with asyncio.timeout(scaled_timeout_s(60)):
+                writer = await hold(rig.port, "ReceiveMessage", V2.ReceiveMessageRequest(**fields))
+                answers = [each async for each in rig.call("ReceiveMessage", **fields)]
+                assert [each.WhichOneof("content") for each in answers] == ["status", "message", "delivery_timestamp"]
+                assert answers[0].status.code == V2.OK and answers[1].message.body == b"first"
+                assert [await given_back.get(), await given_back.get()] == ["2", "1"]
+                writer.transport.abort()
+
+    asyncio.run(run())
+
+
 def test_a_route_counts_until_its_client_has_read_it(tmp_path):
     """Each of a topic's queues has the client's address: a small request may have an answer of megabytes."""
     TopicConfigs(tmp_path).ensure(TopicConfig("Wide", 512, 512))
