@@ -73,6 +73,7 @@ MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"
 NEEDED = {"writer", "allocator", *MOVES}  # the workers that store a message, make it durable, and put it into its queue
 CLOCK_AHEAD_MS = 60_000
 CLOCK_SET_MS = DAY_MS
+GATEWAY_START_NS = 30_000_000_000  # in which a gateway that has never run may come after its engine
 CLOCK_IDLE_MS = 180 * DAY_MS  # a store may be idle for long; after half a year the clock is as likely to be wrong
 
 
@@ -426,9 +427,10 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
 
 
 def _is_open(memory: EngineMemory, living: Sequence[int]) -> bool:
-    """Whether clients reach the writer: by the gateway, unless it has died, and without one by new sessions of their own."""
+    """Whether clients reach the writer: by the gateway, or soon at a start, and without one by new sessions of their own."""
     if memory.identity.gateway:
-        return native.GATEWAY in living or not native.load(memory.control.workers[native.GATEWAY], "incarnation")
+        is_new = boot_ns() - memory.identity.created_boot_ns < GATEWAY_START_NS
+        return native.GATEWAY in living or is_new and not native.load(memory.control.workers[native.GATEWAY], "incarnation")
     try:
         return native.SUPERVISOR in living and not no_room_reason(memory)
     except OSError:

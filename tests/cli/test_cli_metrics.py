@@ -25,6 +25,7 @@ from fix_cli import command_line, environment, run
 from fix_engine import SMALL
 from fix_golden import usual
 from fix_owner import add_sync
+from pyengine.cli import engine_status
 from pyengine.cli import metrics as metrics_module
 from pyengine.cli.metrics import CONNECTIONS_MAX, Exposition, _replication, serve
 from pyengine.formats.paths import set_log_folders
@@ -311,6 +312,24 @@ def test_it_is_not_ready_and_its_broker_takes_no_puts_while_no_gateway_runs(make
         eventually(lambda: told(url) == (503, 0), "no gateway runs")
         engine.start()
         eventually(lambda: told(url) == (200, 1), "it is ready again")
+
+
+def test_a_gateway_that_has_never_run_is_waited_for_at_a_start_alone(make_engine, monkeypatch):
+    engine = make_engine(gateway_enable=True, gateway_broker_port=0, gateway_namesrv_port=0, grpc_enable=False)
+    engine.start()
+    with answering(engine.root) as url, engine.memory(writable=True) as memory:
+        eventually(lambda: ask(url, "/readyz")[0] == 200, "it is ready")
+        engine.kill("supervisor")
+        engine.kill("gateway")
+        gateway, created_ns = memory.control.workers[native.GATEWAY], memory.identity.created_boot_ns
+        eventually(lambda: value(families(get(url)), "pyengine_broker_takes_puts") == 0, "the gateway has died")
+        native.store(gateway, "incarnation", 0)  # as if its unit had never started
+        del gateway
+        takes_puts = {}
+        for age_s in (1, 29, 30, 3600):
+            monkeypatch.setattr(engine_status, "boot_ns", lambda age_s=age_s: created_ns + age_s * 10**9)
+            takes_puts[age_s] = value(families(get(url)), "pyengine_broker_takes_puts")
+        assert takes_puts == {1: 1, 29: 1, 30: 0, 3600: 0}
 
 
 def test_readiness_names_the_reason_for_refused_puts(make_owner):
