@@ -292,6 +292,7 @@ class Connection(asyncio.Protocol):
         self._task_bytes = 0        # of their requests
         self._has_left = False
         self._counted = 0           # the part of this connection in the owner's held_bytes
+        self._longest = 0           # frame that was sent
         self._may_write = asyncio.Event()  # unless the client does not read
         self._may_write.set()
         self._is_paused = False
@@ -516,6 +517,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         if self._transport.is_closing():  # its client has gone, and the loop will say so
             return False
+        self._longest = max(self._longest, len(data))
         self._transport.write(data)
         self.active_s = time.monotonic()
         self._measure()
@@ -529,7 +531,8 @@ class Connection(asyncio.Protocol):
             return
         unsent = self._transport.get_write_buffer_size()
         self._count(len(self._buffer) + self._request_bytes + unsent)
-        if unsent > self._limits.connection_bytes_max:
+        # A frame may be longer than the limit, and as many are made at once before it is seen that the peer does not read.
+        if unsent > max(self._limits.connection_bytes_max, self._longest * (FAR_READS_MAX + 1)):
             self.fail(f"it does not read: {unsent} bytes wait for it")
         elif self._counted > SMALL_BYTES and self._owner.held_bytes > self._limits.memory_bytes_max:
             self.fail(f"{self._owner.held_bytes} bytes wait in the gateway (gateway_memory_max_bytes), {self._counted} of them its own")

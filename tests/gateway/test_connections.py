@@ -248,6 +248,21 @@ def test_a_connection_with_too_many_unread_answers_is_closed():
     run({"connection_bytes_max": 8 << 20}, steps)
 
 
+def test_answers_longer_than_the_limit_reach_a_client_that_reads():
+    """As those to pulls from several queues, which are made at once."""
+    async def steps(rig: Rig) -> None:
+        peer = await rig.connect()
+        for number in range(4):
+            peer.send(NEVER, opaque=number)
+        async with asyncio.timeout(scaled_timeout_s(30)):
+            while len(rig.kept) < 4:
+                await asyncio.sleep(0.001)
+            assert all(request.reply(Answer(body=bytes(20 << 20))) for request in rig.kept)
+            assert [len((await peer.receive()).body) for _ in range(4)] == [20 << 20] * 4
+
+    run({"connection_bytes_max": 8 << 20}, steps)
+
+
 def test_bytes_of_all_connections_together_are_bounded():
     async def steps(rig: Rig) -> None:
         small = await rig.connect()
