@@ -23,6 +23,7 @@ from pyengine.settings import Setting, of_rocketmq, setting, settings_of, split_
 DAY_MS = 86_400_000
 SLAVE = "SLAVE"  # a broker_role
 HA_PORT = 10_912  # RocketMQ's default
+CLUSTER_BYTES_MAX = 256  # of the property CLUSTER (csrc/sends.cdef.h)
 
 # For whom a setting that is changed while the engine runs takes effect.
 AT_ONCE = "at once"
@@ -304,6 +305,8 @@ class EngineConfig:
         return (self.broker_id or 1) if self.broker_role == SLAVE else 0
 
     def _check_cluster(self) -> None:
+        if (cluster_bytes := len(os.fsencode(self.broker_cluster_name))) > CLUSTER_BYTES_MAX:
+            raise ConfigError(f"broker_cluster_name has {cluster_bytes} bytes: give it {CLUSTER_BYTES_MAX} at most")
         for address in self.name_servers:
             if not _has_port(address):
                 raise ConfigError(f"namesrv_addr: {address} is not an address: give host:port, as in 10.0.0.1:9876;10.0.0.2:9876")

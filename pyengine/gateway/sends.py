@@ -243,10 +243,9 @@ class Sends:
                 or request.connection.waiting):
             request.connection.waiting += 1
             return self._put_when_ready(request, sent, is_large)
-        answer = self._put(request, sent, topic)
-        if answer is None and request.frame.code == codes.SEND_MESSAGE_V2:
+        if request.frame.code == codes.SEND_MESSAGE_V2:
             self.plain.enter(sent.topic, request.connection.frame_bytes_max)
-        return answer
+        return self._put(request, sent, topic)
 
     async def _put_when_ready(self, request: Request, sent: _Sent, is_large: bool) -> Answer | None:
         """Put after creating its topic or session, or a large batch, in the connection's order; its `waiting` counts it already."""

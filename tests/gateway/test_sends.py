@@ -16,6 +16,8 @@ import pyengine
 from crash.replicas import free_port
 from fix_engine import SMALL
 from fix_gateway import heartbeat, pull_fields, send_fields, start_served
+from pyengine.engine_config import EngineConfig
+from pyengine.errors import ConfigError, UsageError
 from pyengine.formats.record import BatchMember, decode_message_id, encode_batch
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Connection, Connections, Limits, Request, TurnExecutor
@@ -28,6 +30,8 @@ from pyengine.results import PutResult, PutStatus
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.durable_writes import write_config
 from waiting import eventually, scaled_timeout_s
+
+ADDRESS = Address("127.0.0.1:1", "broker-a", "DefaultCluster", "127.0.0.1:1")
 
 
 def stored(served, topic, queue_id, offset):
@@ -87,6 +91,32 @@ def test_a_gateway_that_clients_know_by_a_name_stores_messages_at_the_store_s_ad
         assert hosts == ["10.0.0.9:4711"] * 8
     finally:
         served.close()
+
+
+def test_the_longest_name_of_a_cluster_is_in_each_message(tmp_path, topic):
+    name = "c" * 256
+    served = start_served(tmp_path / "store", broker_cluster_name=name)
+    try:
+        client = served.broker()
+        codes_of = [client.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 1), b"x").code for _ in range(3)]
+        assert codes_of == [codes.SUCCESS] * 3  # C takes the last
+        assert [stored(served, topic, 1, offset).properties["CLUSTER"] for offset in range(3)] == [name] * 3
+    finally:
+        served.close()
+    with pytest.raises(ConfigError, match="broker_cluster_name has 257 bytes: give it 256 at most"):
+        EngineConfig(broker_cluster_name=name + "c")
+
+
+def test_a_send_that_is_answered_with_an_error_is_not_stored(served, topic):
+    puts = SimpleNamespace(producer=object(), submit=lambda *args: pytest.fail("it is stored"))
+    known = {topic: TopicConfig(topic, 4, 4)}.get
+    names = SimpleNamespace(topic=known, recent_topic=known, recent_topics=dict)
+    with pyengine.open_store(served.root) as reader:
+        sends = Sends(puts, reader, names, Address("127.0.0.1:1", "broker-a", "c" * 257, "127.0.0.1:1"), None, None, None)
+        connection = Connection(Connections(Limits(), lambda host, text: None), sends.handlers)
+        frame = Frame(codes.SEND_MESSAGE_V2, {name: str(value) for name, value in send_fields(topic, 1).items()}, b"x", 1)
+        with pytest.raises(UsageError, match="a part is too long"):
+            sends.send(Request(connection, frame, 1))
 
 
 def test_a_gateway_that_listens_everywhere_stores_what_is_sent(tmp_path, topic):
@@ -340,7 +370,7 @@ def test_a_send_to_a_topic_without_write_queues_is_refused_with_that_reason(serv
 
 def test_every_status_of_a_put_has_rocketmqs_code(served):
     with pyengine.open_store(served.root) as reader:
-        sends = Sends(None, reader, None, Address("127.0.0.1:10911", "broker-a", "DefaultCluster", "127.0.0.1:10911"), None, None, None)
+        sends = Sends(None, reader, None, ADDRESS, None, None, None)
     expected = {PutStatus.PUT_OK: 0, PutStatus.FLUSH_DISK_TIMEOUT: 10, PutStatus.SLAVE_NOT_AVAILABLE: 11,
                 PutStatus.FLUSH_SLAVE_TIMEOUT: 12, PutStatus.MESSAGE_ILLEGAL: 13, PutStatus.PROPERTIES_SIZE_EXCEEDED: 13,
                 PutStatus.SERVICE_NOT_AVAILABLE: 14, PutStatus.OS_PAGECACHE_BUSY: 2, PutStatus.CREATE_MAPEDFILE_FAILED: 1,
@@ -549,7 +579,7 @@ def test_a_message_does_not_overtake_an_earlier_large_batch_of_its_connection(se
     with pyengine.open_store(served.root) as reader, TurnExecutor(1, "test") as executor:
         known = {topic: TopicConfig(topic, 4, 4)}.get
         names = SimpleNamespace(topic=known, recent_topic=known, recent_topics=dict)
-        asyncio.run(whole(Sends(Kept(), reader, names, Address("127.0.0.1:1", "broker-a", "DefaultCluster", "127.0.0.1:1"), executor, None, None)))
+        asyncio.run(whole(Sends(Kept(), reader, names, ADDRESS, executor, None, None)))
     assert stored_bytes == [LARGE_BATCH_BYTES, 6, LARGE_BATCH_BYTES, 6, 7]
 
 
