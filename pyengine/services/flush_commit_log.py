@@ -1,7 +1,7 @@
 """CommitLog's services: commit the pool's buffers to the segment files, and flush the log, by the store's flush mode.
 
-FlushRealTimeService, for the asynchronous modes, syncs everything that is dirty once in an interval. Wake-ups before the interval has
-passed are ignored, as with RocketMQ's flushCommitLogTimed.
+FlushRealTimeService, for the asynchronous modes, syncs everything that is dirty once in an interval, or when it lies in many
+segments. Wake-ups before the interval has passed are ignored, as with RocketMQ's flushCommitLogTimed.
 
 GroupCommitService, for sync mode, syncs as soon as a record is appended, and again until none is left. A waiting put watches
 `flushed` itself, so that a round is one fdatasync and one broadcast. The rounds of both are in C (csrc/group_commit.cdef.h).
@@ -45,6 +45,7 @@ IDLE_ROUND_NS = 1_000_000_000  # of waiting for the first
 RECHECK_NS = 5_000_000
 WRITE_AGAIN_BYTES = 16 << 20  # between two heartbeats
 PIECE_BYTES = 1 << 20
+UNFLUSHED_SEGMENTS_MAX = 128  # of a timed flush
 COMMIT_ROUND_NS = 50_000_000  # one work() lasts at most about this long
 IDLE_PAUSE_S = 1.0
 STREAM = waiting.Stream(gather_ns=1_000_000, quiet_ns=3_000_000)
@@ -123,9 +124,10 @@ class FlushRealTimeService(FlushService):
         self._due_ns = 0
 
     def work(self) -> bool:
-        """Flush everything if a flush is due."""
+        """Flush everything if a flush is due, or so many segments wait that writer and flusher would run out of descriptors."""
         self._follow()
-        if monotonic_ns() >= self._due_ns and self.flush():
+        unflushed = native.load_position(self._control.committed) - native.load_position(self._control.flushed)
+        if (monotonic_ns() >= self._due_ns or unflushed >= UNFLUSHED_SEGMENTS_MAX * self._segments.segment_bytes) and self.flush():
             self._due_ns = monotonic_ns() + self._interval_ns
         return False
 

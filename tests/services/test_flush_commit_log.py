@@ -12,7 +12,7 @@ from pyengine.errors import DiskError
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
-from pyengine.services.flush_commit_log import FlushRealTimeService, GroupCommitService
+from pyengine.services.flush_commit_log import UNFLUSHED_SEGMENTS_MAX, FlushRealTimeService, GroupCommitService
 from pyengine.storage.config import EngineConfig
 from waiting import eventually
 
@@ -185,6 +185,23 @@ def test_timed_flushing_waits_for_its_interval(make_owner):
     service.take_settings(EngineConfig(flush_interval_commit_log_ms=50))
     service.work()
     assert flushed(owner) == writer.end and service.pause_s() <= 0.05, "a changed interval counts at once"
+    service.close()
+
+
+def test_a_timed_flush_comes_early_before_unflushed_segments_take_all_descriptors(make_owner):
+    owner, writer = rig(make_owner, native.MODE_MAPPED, segments=UNFLUSHED_SEGMENTS_MAX + 2)
+    service = FlushRealTimeService(owner.context(EngineConfig(flush_interval_commit_log_ms=86_400_000)))
+    writer.vouch()
+    writer.put(b"x")
+    service.work()
+    first = flushed(owner)
+    while writer.end - first < UNFLUSHED_SEGMENTS_MAX * SEGMENT:
+        assert not service.work() and flushed(owner) == first
+        writer.put(b"x" * 60_000)
+    service.work()
+    assert flushed(owner) == writer.end
+    service.work()
+    assert len(open_segments(service)) < 5
     service.close()
 
 
