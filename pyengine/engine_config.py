@@ -103,7 +103,7 @@ class EngineConfig:
     flush_delay_offset_interval_ms: int = of_rocketmq(
         10_000, "Shortest pause between two writes of delayOffset.json; a crash repeats deliveries since the last.", live=AT_ONCE)
     store_host: str = setting("127.0.0.1:10911", "Address in each record and message id: IPv4:port or [IPv6]:port.")
-    replay_clock: bool = setting(False, "Let a replay set the store's clock, so that stored times repeat.")
+    replay_clock: bool = setting(False, "Let a replay set the store's clock; delayed messages and retries wait.")
 
     # -- replication
     ha_listen_port: int = of_rocketmq(

@@ -62,6 +62,7 @@ DRAIN_POLL_INTERVAL_S = 0.02
 NEVER_NS = (1 << 63) - 1
 TIMER = 0                      # in place of a level: the queue of TIMER_TOPIC, into which a broker moves messages with a delivery time
 STALLED_SAMPLE_NS = 1_000_000_000
+NOT_WITH_A_REPLAYED_CLOCK = "delayed messages and retries wait, as replay_clock is true: leave it out at the next start to deliver them"
 
 
 class DispatchedWatermark:
@@ -191,6 +192,8 @@ class ScheduleMessageService(Service):
     def work(self) -> bool:
         """Deliver the messages that are due; True when a level has more of them."""
         if self._is_idle:
+            if self._memory.identity.replay_clock and SCHEDULE_TOPIC in self._reader.topics():
+                self._blocked.set(NOT_WITH_A_REPLAYED_CLOCK, NOT_WITH_A_REPLAYED_CLOCK)
             return False
         self._stalled.observe(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(),
                             self._watermark.limit(ReadLevel.COMMITTED))

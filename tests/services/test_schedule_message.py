@@ -571,6 +571,9 @@ def test_a_level_that_the_table_has_no_more_is_delivered_at_its_time(make_rig):
 @pytest.mark.parametrize("identity", [{"replay_clock": 1}, {"role": 2}], ids=["replay", "slave"])
 def test_a_replayed_clock_and_a_slave_deliver_nothing(make_rig, identity):
     rig = make_rig({"replay_clock": identity.get("replay_clock", 0)})
+    service = rig.service()
+    rig.go(service)
+    assert service.blocked_reason == ""
     put = rig.put(1, b"a")
     if "role" in identity:
         rig.owner.memory.identity.role = 2
@@ -578,6 +581,7 @@ def test_a_replayed_clock_and_a_slave_deliver_nothing(make_rig, identity):
     service = rig.service()
     rig.go(service)
     assert rig.delivered() == [] and rig.connects == 0 and not service.drain()
+    assert ("replay_clock is true" in service.blocked_reason) == ("role" not in identity)
 
 
 def test_a_full_disk_under_the_delay_offsets_is_reported_and_delivery_continues(make_rig, monkeypatch):
