@@ -188,7 +188,7 @@ class EngineConfig:
     enable_consume_queue_ext: bool = of_rocketmq(False, "Queue entries carry addresses of extension units.")
     enable_lmq: bool = of_rocketmq(False, "Light queues (%LMQ%...) are allowed.")
     enable_multi_dispatch: bool = of_rocketmq(False, "A message enters every queue that INNER_MULTI_DISPATCH names.")
-    max_lmq_consume_queue_num: int = of_rocketmq(20_000, "Most light queues of a store.", low=0)
+    max_lmq_consume_queue_num: int = of_rocketmq(20_000, "Most light queues in a store's life.", low=0)
     check_crc_on_recover: bool = of_rocketmq(True, "Recovery checks each body's CRC.", key="checkCRCOnRecover")
 
     # -- reading

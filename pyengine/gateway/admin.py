@@ -629,7 +629,7 @@ class Admin:
         return Answer()
 
     async def clean_unused(self, request: Request) -> Answer:
-        """Clean, and report an error while deleted topics still have messages, with which their queues are deleted."""
+        """Clean, and report an error while deleted topics still have messages, with which their queue files go, but the last of each."""
         await self.clean(request)
         known = self._names.topic_table().keys()
 
@@ -643,7 +643,7 @@ class Admin:
             return Answer()
         names = ", ".join(left[:UNUSED_SHOWN_MAX]) + (f" and {len(left) - UNUSED_SHOWN_MAX} others" if len(left) > UNUSED_SHOWN_MAX else "")
         return Answer(codes.SYSTEM_ERROR,
-                      f"topics that topics.json does not name still have messages, and their queues stay as long: {names}")
+                      f"topics that topics.json does not name still have messages, and their queue files stay as long: {names}")
 
     # ---- parts --------------------------------------------------------------------
 
