@@ -282,6 +282,9 @@ class EngineConfig:
         if self.dispatch_at == "replicated" and self.ha_port == 0 and self.broker_role != SLAVE:
             raise ConfigError("dispatch_at = replicated needs a master with slaves: set ha_listen_port, or nothing would ever "
                               "become visible")
+        if self.ha_port and self.min_in_sync_replicas > self.ha_connections_max:
+            raise ConfigError(f"min_in_sync_replicas = {self.min_in_sync_replicas} is more than ha_connections_max = "
+                              f"{self.ha_connections_max}, so that no message would ever be confirmed: raise ha_connections_max")
 
     def _check_tls(self) -> None:
         if self.gateway_tls_mode != "disabled" and not (self.gateway_tls_cert_file and self.gateway_tls_key_file):

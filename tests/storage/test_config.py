@@ -410,6 +410,13 @@ def test_an_address_of_another_store_needs_a_port_that_can_be(setting, text):
         EngineConfig(**{setting: text}, ha_secret_file="secret")
 
 
+def test_a_master_needs_room_for_the_slaves_that_confirm():
+    with pytest.raises(ConfigError, match="min_in_sync_replicas = 3 is more than ha_connections_max = 2, .*: raise ha_connections_max"):
+        EngineConfig(broker_role="SYNC_MASTER", min_in_sync_replicas=3, ha_connections_max=2)
+    for role in ("ASYNC_MASTER", "SLAVE"):  # without a port for slaves
+        EngineConfig(broker_role=role, min_in_sync_replicas=3, ha_connections_max=2)
+
+
 def test_a_link_to_a_disk_that_is_not_mounted_is_a_sign_of_a_store(tmp_path):
     (tmp_path / "commitlog").symlink_to(tmp_path / "not-mounted" / "commitlog")
     assert existing_store(tmp_path) == tmp_path
