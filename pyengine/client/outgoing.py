@@ -358,6 +358,8 @@ def _messages(batch: pyarrow.RecordBatch, columns: RowColumns) -> Iterator[tuple
     none = [None] * len(bodies)
     is_list = columns.keys is not None and str(batch.schema.field(columns.keys).type).startswith(("list", "large_list"))
     keys = none if columns.keys is None else _values(batch, columns.keys, "large_list" if is_list else "large_string")
+    if is_list:
+        keys = [words and [word for word in words if word is not None] for words in keys]
     tags = none if columns.tags is None else _values(batch, columns.tags, "large_string")
     properties = [_values(batch, name, "large_string") for name in columns.properties]
     for body, words, tag, *values in zip(bodies, keys, tags, *properties):
@@ -372,11 +374,13 @@ def _values(batch: pyarrow.RecordBatch, name: str, kind: str) -> list[Any]:
 
     column = batch.column(batch.schema.names.index(name))
     wanted = pa.large_list(pa.large_string()) if kind == "large_list" else getattr(pa, kind)()
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if kind == "large_binary" and not str(column.type).removeprefix("large_").startswith(("string", "binary", "fixed_size_binary")):
+    is_dictionary = pa.types.is_dictionary(column.type)
+    own = column.type.value_type if is_dictionary else column.type
+    if kind == "large_binary" and not str(own).removeprefix("large_").startswith(("string", "binary", "fixed_size_binary")):
         raise UsageError(f"the column {name!r} is {column.type}, not text or bytes: encode it first, for example as JSON")
     try:
+        if is_dictionary:  # cast first: not every type can be decoded
+            column = column.dictionary.cast(wanted).take(column.indices)
         values: list[Any] = column.cast(wanted).to_pylist()
     except pa.ArrowException as error:
         raise UsageError(f"the column {name!r} is {column.type}, which cannot be read as {wanted}: {error}") from None

@@ -66,6 +66,15 @@ def test_columns_give_keys_tags_and_properties(put):
         {"price": "3", "region": None, "day": "2024-01-02"}]
 
 
+def test_a_list_of_keys_without_its_nulls_and_any_text_of_a_dictionary_are_put(put):
+    kinds = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.uint32()), pa.array(["paid", "sent"], pa.string_view()))
+    table = pa.table({"body": ["x", "y", "z"], "id": [["a", None, "b"], [None], []], "kind": kinds, "code": kinds})
+    _, messages = put(table.slice(0, 2), keys="id", tags="kind", properties=["code"])
+    assert [(message.body, message.keys, message.tags, message.properties.get("code")) for message in messages] == [
+        (b"x", "a b", "sent", "sent"), (b"y", None, None, None)]
+    assert put(table.slice(2), body="kind")[1][2].body == b"paid"
+
+
 def test_a_large_table_is_put_in_pieces_in_order_in_one_queue(put, engine, names, monkeypatch):
     monkeypatch.setattr(outgoing, "PIECE_BYTES", 5000)
     bodies = [b"%d" % number * (number % 50) for number in range(2000)]
@@ -124,6 +133,7 @@ def test_a_piece_that_is_refused_ends_the_call_and_the_error_says_what_is_stored
     ({"body": [b"x"]}, {"body": "bodi"}, UsageError, "no column 'bodi' .did you mean body"),
     ({"body": [b"x", None]}, {}, UsageError, "column 'body' has a null"),
     ({"body": [{"a": 1}]}, {}, UsageError, "column 'body' is struct<a: int64>, not text or bytes"),
+    ({"body": pa.array([1]).dictionary_encode()}, {}, UsageError, "column 'body' is dictionary.*, not text or bytes"),
     ({"body": [1]}, {}, UsageError, "column 'body' is int64, not text or bytes"),
     ({"body": [b"x"], "k": [{"a": 1}]}, {"keys": "k"}, UsageError, "column 'k' is struct"),
     ({"body": [b"x"]}, {"properties": "body"}, TypeError, "properties"),
