@@ -157,7 +157,7 @@ class LogDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow has no types
         if "FieldPath(" in text:  # a column's number in the schema
             return [*names]
         named = {*listed, *_named(text, names)}
-        return [name for name in names if name in named] or [min(names, key=lambda name: (name == "body", name != "queueId"))]
+        return [name for name in names if name in named] or sorted(names, key=lambda name: (name == "body", name != "queueId"))[:1]
 
     def _batches(self, names: Sequence[str], wanted: ds.Expression | None) -> Iterator[pa.RecordBatch]:
         read = self._read

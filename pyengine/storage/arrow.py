@@ -148,7 +148,8 @@ class LogScanner:
 
     def _refined(self, batch: RawBatch) -> Iterator[pa.RecordBatch]:
         arrays = [to_array(column, batch.rows) for column in batch.columns]
-        chosen = pa.RecordBatch.from_arrays(arrays[: len(self.schema)], schema=self.schema)
+        names = self.schema.names  # perhaps none: then another column says how many rows the batch has
+        chosen = pa.RecordBatch.from_arrays([*arrays[: len(names)], pa.nulls(batch.rows)], [*names, ""]).select(names)
         yield from filter(len, self._refiner.refine(chosen, dict(zip(self._scanner.columns, arrays))))
 
 

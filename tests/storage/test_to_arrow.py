@@ -59,6 +59,8 @@ def test_the_stream_is_the_scan(builder):
         once = store.to_arrow((topic for topic in ["orders"]), (name for name in ["queueOffset", "body"]))  # each is read once only
         assert once.read_all() == some
         assert list(store.scan(["orders"], tags="none")) == []  # no empty batches
+        assert store.to_arrow(columns=[]).read_all().num_rows == pyengine.arrow.dataset(builder.root, columns=[]).count_rows() == 40
+        assert store.to_arrow(["orders"], [], sql="TAGS = 'paid'").read_all().num_rows == 20
 
 
 def test_topics_that_are_not_read_are_listed_only_when_the_store_is_opened(builder, monkeypatch):
