@@ -96,7 +96,8 @@ def watched(spark: SparkSession, total_bytes: int, progress: Callable[[int, int]
 
 
 def given_options(store: str | os.PathLike[str], topics: Iterable[str] | None, options: dict[str, object]) -> dict[str, str]:
-    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    """Return the options as texts; those that are None are not given. `topics` is a text for `subscribe`, or has names."""
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items() if value is not None}
     given["path"] = os.fspath(store)
     if topics is not None:
         given["subscribe"] = ",".join([topics] if isinstance(topics, str) else topics)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyengine
 from pyengine.errors import UsageError
 from pyengine.spark.java import HINT, find_java_home
+from pyengine.spark.jobs import given_options
 from pyengine.spark.schema import all_names
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def sql(spark: SparkSession, store: str | os.PathLike[str], query: str, *, view:
     if not hasattr(spark, "_jsparkSession"):
         raise UsageError("a session of Spark Connect does not show the plan of a query: name the columns by the option columns, and "
                          "call spark.sql")
-    given = {"columns": ",".join(all_names()), **{name: str(value) for name, value in options.items()}, "path": str(store)}
+    given = {"columns": ",".join(all_names()), **given_options(store, None, options)}
     read = EVERYTHING
     with _views:
         try:

@@ -12,7 +12,7 @@ from fix_golden import unpack, usual
 from pyengine.errors import UsageError
 from pyengine.formats.paths import StorePaths
 from pyengine.spark.export import SUCCESS, export_parquet
-from pyengine.spark.jobs import collect_from_workers, skipped_ranges
+from pyengine.spark.jobs import collect_from_workers, collect_stats, skipped_ranges
 from pyengine.spark.partitions import QueuePart, QueueSlice
 from spark import oracle
 from spark.logs import write_log
@@ -160,6 +160,12 @@ def test_ten_thousand_queues_go_to_the_workers_in_a_megabyte_and_a_task_gets_its
     assert collect_from_workers(spark, work, parts) == [] and seen == list(enumerate(parts)) and seen[17][1] is not parts[17]
     assert sum(len(packed) for _, packed in spark.parts) < 1_000_000 and spark.bounds == (100,)
     assert [cell.cell_contents for cell in spark.task.__closure__] == [work], "a task gets its own part only"
+
+
+def test_an_option_that_is_none_is_not_given(root):
+    given = {"topics": [oracle.log_messages(root)[0].topic], "maxPartitionBytes": "1g"}
+    found = collect_stats(NoSpark(), root, **given)
+    assert found and found == collect_stats(NoSpark(), root, **given, tags=None, sql=None, columns=None, subscribePattern=None)
 
 
 @pytest.mark.spark

@@ -93,7 +93,7 @@ def test_each_query_gives_the_rows_of_the_plain_view_and_reads_what_it_uses(spar
 def test_the_view_stays_whole_and_other_options_hold(spark, root):
     from pyengine.spark import sql
 
-    count = sql(spark, root, "SELECT count(*) FROM messages", view="messages", subscribe="Roll1").first()[0]
+    count = sql(spark, root, "SELECT count(*) FROM messages", view="messages", subscribe="Roll1", tags=None).first()[0]
     assert count == spark.sql("SELECT * FROM messages WHERE value IS NOT NULL AND topic = 'Roll1'").count() > 0
     with pytest.raises(Exception, match="nosuch"):
         sql(spark, root, "SELECT nosuch FROM log")
