@@ -100,7 +100,12 @@ def given_options(store: str | os.PathLike[str], topics: Iterable[str] | None, o
     given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items() if value is not None}
     given["path"] = os.fspath(store)
     if topics is not None:
-        given["subscribe"] = ",".join([topics] if isinstance(topics, str) else topics)
+        listed = [] if isinstance(topics, str) else [*topics]
+        for name in listed:
+            if "," in name or name != name.strip():
+                raise UsageError(f"topics names {name!r}: subscribe, which gets it, divides names at commas and strips spaces; give the "
+                                 "topic with its queues in assign")
+        given["subscribe"] = topics if isinstance(topics, str) else ",".join(listed)
     return given
 
 

@@ -168,6 +168,15 @@ def test_an_option_that_is_none_is_not_given(root):
     assert found and found == collect_stats(NoSpark(), root, **given, tags=None, sql=None, columns=None, subscribePattern=None)
 
 
+@pytest.mark.parametrize("name", ["a,b", " a", "a "])
+def test_a_topic_that_a_list_of_texts_cannot_name_is_refused(tmp_path, name):
+    write_log(tmp_path, [{"topic": "a", "body": b"x"}, {"topic": "b", "body": b"x"}])
+    with pytest.raises(UsageError, match=f"topics names {name!r}: subscribe.* give the topic with its queues in assign"):
+        collect_stats(NoSpark(), tmp_path, ["b", name])
+    given = {"maxPartitionBytes": "1g", "allowMissing": True}
+    assert [row.topic for row in collect_stats(NoSpark(), tmp_path, "a, b", **given)] == ["a", "b"]
+
+
 @pytest.mark.spark
 @pytest.mark.java
 def test_collected_rows_come_in_part_order_and_a_worker_error_reaches_the_driver(spark):
