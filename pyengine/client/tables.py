@@ -346,12 +346,10 @@ class _Filling:
         return self._state.offset
 
     def advance(self, end: int, progress: Callable[[int, int | None], None]) -> None:
-        """Fill the tables up to `end`, below which the log is durable."""
+        """Fill the tables up to `end`, which is between two records and below which the log is durable."""
         begin = self.offset
         while self.offset < end:
             boundary, rows = self._read(self.offset, end)
-            if boundary == self.offset:  # only a part of the next record is durable
-                break
             failed = dict(self._state.failed)
             for topic, its in rows:
                 if topic not in failed and not self._add(topic, its, self.offset, boundary):
@@ -401,7 +399,7 @@ class _Filling:
         rows = self._rows.read(view, base, at, min(stop, found.end_offset), limit) if found.messages else []
         if self._store.min_physical_offset > base:
             raise self._missed(at, self._store.min_physical_offset)
-        if found.reason not in ("blank", "range_end", "overrun"):
+        if found.reason not in ("blank", "range_end") or boundary == at:
             raise CorruptionError(f"the log is damaged at {found.end_offset}: {found.reason.replace('_', ' ')}; the tables have what comes "
                                   f"before {at}; `pyengine check` says what to do")
         wanted = [(topic, its) for topic, its in rows

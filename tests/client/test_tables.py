@@ -638,6 +638,38 @@ def test_damage_in_the_log_ends_the_run_and_names_the_offset(engine, tmp_path):
     assert [row["body"] for row in found] == [b"%06d" % number * 60 for number in range(len(found))]
 
 
+def enlarge(root, topic, number):
+    """Give a record a size beyond the end of the log; return its offset."""
+    at = stored(root, topic)[number]["physicalOffset"]
+    with open(root / f"commitlog/{at - at % SEGMENT:020d}", "r+b") as file:
+        file.seek(at % SEGMENT)
+        file.write(b"\x40")
+    return at
+
+
+@pytest.mark.parametrize("number", [200, 390], ids=["in a full segment", "in the last segment"])
+def test_a_size_beyond_the_end_of_the_log_is_damage_in_every_run(engine, tmp_path, number):
+    put(engine.root, "orders", 400)
+    at = enlarge(engine.root, "orders", number)
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=f"the log is damaged at {at}: overrun"):
+            write_tables(engine.root, tmp_path / "lake", "delta")
+
+
+def test_a_failed_topic_stays_failed_while_what_it_lacks_is_damaged(engine, tmp_path, monkeypatch):
+    put(engine.root, "orders", 50)
+
+    def append(*given):
+        raise ValueError("no")
+
+    with monkeypatch.context() as patched, pytest.raises(TopicsFailedError, match="ValueError: no"):
+        patched.setattr(table_formats.DeltaTables, "append", append)
+        write_tables(engine.root, tmp_path / "lake", "delta")
+    at = enlarge(engine.root, "orders", 20)
+    with pytest.raises(TopicsFailedError, match=f"the log is damaged at {at}: overrun"):
+        write_tables(engine.root, tmp_path / "lake", "delta")
+
+
 @both_if_long
 def test_the_tables_command_reports_the_number_of_added_messages(engine, tmp_path, to):
     put(engine.root, "orders", 7)
