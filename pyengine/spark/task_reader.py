@@ -243,6 +243,7 @@ class RangeReader(TaskReader):
         """Yield the raw batches of one piece; check is_gone after each read, since a deleted segment reads as zeros."""
         segment_end = start + part.segment_bytes
         limit = min(part.limit, segment_end)
+        may_end_inside = limit < segment_end and not self.options.ends_between_records  # a record that is not complete yet
         on_damage = next_record if self.options.on_corrupt == "skip" else None
         is_known = first == start or first == part.start and part.begins_record
         position = first if is_known and first < limit else segment.find_record(first, end, limit)
@@ -258,11 +259,11 @@ class RangeReader(TaskReader):
                     sure = self._scanner.position
                     yield raw
                 position = piece.reached
-                if piece.reason == "overrun" and limit < segment_end:
-                    piece.reason = "range_end"  # a record beyond the limit is not complete yet
+                if piece.reason == "overrun" and may_end_inside:
+                    piece.reason = "range_end"
                 elif (piece.reason == "range_end" and end == part.end and end < min(part.stop, segment_end)
                         and self.options.on_corrupt == "fail"):
-                    wrong = _wrong_boundary(segment, end, position, limit, segment_end)
+                    wrong = _wrong_boundary(segment, end, position, limit, may_end_inside)
                     if self.is_gone(start):
                         return self.lost(start)
                     if wrong is not None:
@@ -277,10 +278,10 @@ class RangeReader(TaskReader):
             self.lost(start)
 
 
-def _wrong_boundary(segment: SegmentBytes, boundary: int, following: int, limit: int, segment_end: int) -> str | None:
+def _wrong_boundary(segment: SegmentBytes, boundary: int, following: int, limit: int, may_end_inside: bool) -> str | None:
     """Return what is wrong if the task that begins at `boundary` will not find the record at `following`, which this walk reached."""
     label = segment.label(following, limit)
-    if label in ("range_end", "blank") or (label == "overrun" and limit < segment_end):
+    if label in ("range_end", "blank") or (label == "overrun" and may_end_inside):
         expected = None
     elif label == "message":
         expected = following

@@ -91,7 +91,7 @@ def test_only_the_ranges_of_a_partition_are_read(tmp_path, monkeypatch, reads):
         assert sum(max(0, a_end - b) for (_, a_end), (b, _) in itertools.pairwise(spans)) <= 4 << 10
 
 
-def test_the_limit_and_the_cut_may_stand_anywhere(golden, small_windows, seed):
+def test_what_is_replicated_and_the_cut_may_end_anywhere(golden, small_windows, seed):
     root = golden("roll").root
     messages = oracle.log_messages(root)
     end, chosen = end_of(root), random.Random(seed)
@@ -100,7 +100,7 @@ def test_the_limit_and_the_cut_may_stand_anywhere(golden, small_windows, seed):
         ranges = cut(chosen.randrange(0, limit), limit, limit, 16384, chosen.randrange(300, 20_000))
         wanted = [(m.physical_offset,) for m in messages
                   if m.physical_offset >= ranges[0].start and m.physical_offset + m.size_bytes <= limit]
-        assert rows(root, ranges, columns="physicalOffset", fileSystem="arrow") == wanted
+        assert rows(root, ranges, columns="physicalOffset", fileSystem="arrow", readLevel="replicated") == wanted
 
 
 def test_topics_tags_and_times_choose_rows_over_a_file_system(golden, small_windows):

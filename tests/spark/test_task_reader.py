@@ -74,14 +74,14 @@ def places(request, start: int, end: int) -> list[int]:
     return [*every] if request.config.run_long else sorted({*every[:3], *every[3:-3:17], *every[-3:]})
 
 
-def test_the_watermark_may_stand_anywhere_in_a_record(golden, request):
+def test_what_is_replicated_may_end_anywhere_in_a_record(golden, request):
     root = golden("roll").root
     messages = oracle.log_messages(root)
     first, last = messages[20], messages[21]
     start, size = oracle.log_messages(root)[0].physical_offset, 16384
     for limit in places(request, first.physical_offset, last.physical_offset + last.size_bytes):
         ranges = cut(start, limit, limit, size, size // 5)
-        found = offsets_of(rows(root, ranges, columns="physicalOffset"))
+        found = offsets_of(rows(root, ranges, columns="physicalOffset", readLevel="replicated"))
         assert found == [m.physical_offset for m in messages if m.physical_offset + m.size_bytes <= limit]
 
 
@@ -414,23 +414,25 @@ def overwrite(root, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-@pytest.mark.parametrize("field", ["size", "magic", "offset", "all"])
+@pytest.mark.parametrize(("field", "number"), [
+    ("size", 17), ("magic", 17), ("offset", 17), ("all", 17), ("large size", 17), ("large size", 37), ("large size", 38)])
 @pytest.mark.parametrize("most", CUTS)
-def test_a_damaged_record_fails_the_read_or_is_skipped_alone(plain, most, field):
+def test_a_damaged_record_fails_the_read_or_is_skipped_alone(plain, most, field, number):
     root, offsets = plain
     size, limit = SEGMENT_BYTES, end_of(root)
-    victim = offsets[17]
-    at, data = {"size": (0, b"\0\0\0\1"), "magic": (4, b"\1\1\1\1"), "offset": (28, b"\xff" * 8), "all": (0, b"\xff" * 80)}[field]
+    victim = offsets[number]
+    at, data = {"size": (0, b"\0\0\0\1"), "large size": (0, b"\x40"),
+                "magic": (4, b"\1\1\1\1"), "offset": (28, b"\xff" * 8), "all": (0, b"\xff" * 80)}[field]
     overwrite(root, victim + at, data)
     ranges = cut(0, limit, limit, size, most)
-    with pytest.raises(CorruptionError, match=f"damaged (at|after the record at) ({victim}|{offsets[16]})"):
+    with pytest.raises(CorruptionError, match=f"damaged (at|after the record at) ({victim}|{offsets[number - 1]})"):
         rows(root, ranges)
     options = read_options({"path": str(root), "columns": "physicalOffset", "onCorrupt": "skip"})
     reader = task_reader.RangeReader(options, columns := chosen_columns(options))
     schema = task_reader.arrow_schema(columns)
     assert [at for part in ranges for batch in reader.batches(part, schema) for at in batch.column(0).to_pylist()] == [
         o for o in offsets if o != victim]
-    assert [(one.offset, one.length) for one in reader.skipped] == [(victim, offsets[18] - victim)]
+    assert [(one.offset, one.length) for one in reader.skipped] == [(victim, offsets[number + 1] - victim)]
 
 
 @pytest.mark.parametrize("most", CUTS)
