@@ -680,13 +680,19 @@ class Channel(virtual.Channel):
     def close(self) -> None:
         """End all consumers; messages that are not settled come again."""
         if not self.closed:
-            super().close()
-            for tag in list(self._unsettled):
-                delivery = self._unsettled.pop(tag, None)  # which another thread may have settled
-                if delivery is not None:
-                    delivery.queue.untake(delivery)
-            while self._got:
-                self._got.pop().release()
+            with contextlib.ExitStack() as ends:  # each of these, the last one first, whichever fails
+                ends.callback(super().close)
+                while self._got:
+                    ends.callback(self._got.pop().release)
+                for tag in reversed(list(self._unsettled)):
+                    ends.callback(self._untake, tag)
+                for tag in list(self._consumed):
+                    ends.callback(self.basic_cancel, tag)
+
+    def _untake(self, delivery_tag: str) -> None:
+        delivery = self._unsettled.pop(delivery_tag, None)  # which another thread may have settled
+        if delivery is not None:
+            delivery.queue.untake(delivery)
 
 
 def _delayed(message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
@@ -753,10 +759,13 @@ class Transport(virtual.Transport):
         """Close all channels."""
         if self._loop is not None:
             self.unregister_from_event_loop(connection, self._loop)
-        super().close_connection(connection)
         joined, self._joined = self._joined, None
-        if joined is not None:
-            joined.leave()
+        with contextlib.ExitStack() as ends:  # as in Channel.close()
+            if joined is not None:
+                ends.callback(joined.leave)
+            ends.callback(super().close_connection, connection)
+            for channel in list(self.channels):
+                ends.callback(channel.close)
 
     def drain_events(self, connection: Transport, timeout: float | None = None) -> None:
         """Deliver messages, at least one, as soon as there is one; TimeoutError after the timeout."""

@@ -522,6 +522,31 @@ def test_what_a_closed_channel_had_not_settled_comes_again_however_often(connect
     assert queue(connection.default_channel).get() is None
 
 
+def test_a_connection_whose_end_cannot_store_what_is_done_gives_back_all_the_rest(connect, monkeypatch):
+    connection, got, close = connect(), [], pyengine.Consumer.close
+    queues = [kombu.Queue(name) for name in ("q0", "q1", "q2")]
+
+    def fail_once(consumer):
+        monkeypatch.undo()
+        close(consumer)
+        raise pyengine.DiskError("the disk is full")
+
+    for channel, its in ((connection.channel(), queues[:2]), (connection.channel(), queues[2:])):
+        kombu.Consumer(channel, its, callbacks=[lambda body, message: got.append(message)]).consume()
+    for queue in queues:
+        connection.Producer().publish(queue.name, routing_key=queue.name)
+    while len(got) < len(queues):
+        connection.drain_events(timeout=scaled_timeout_s(10))
+    done = min(got, key=lambda message: message.payload)
+    done.ack()
+    monkeypatch.setattr(pyengine.Consumer, "close", fail_once)
+    with pytest.raises(pyengine.DiskError, match="the disk is full"):
+        connection.transport.close_connection(connection.connection)
+    other = connect()
+    for queue in queues[1:]:
+        assert received(other, queue, 1, timeout_s=30) == [queue.name]
+
+
 def test_a_message_that_another_thread_acknowledges_while_its_channel_closes_is_done(connect, monkeypatch):
     connection, queue, got = connect(), kombu.Queue("q"), []
     channel = connection.channel()
