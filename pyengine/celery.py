@@ -479,7 +479,8 @@ class Channel(virtual.Channel):
         super().__init__(connection, **options)
         self._unsettled: dict[str, _Delivery] = {}  # by delivery tag
         self._deliveries = itertools.count()  # of clients' own queues, several of which may get one message
-        self._consumed: dict[str, tuple[_Queue, bool]] = {}  # by consumer tag: (what it reads, whether a delivery settles a message)
+        # By consumer tag: what it reads, whether a delivery settles a message, and what gets it.
+        self._consumed: dict[str, tuple[_Queue, bool, Callable[[Any], object]]] = {}
         self._got: list[_Queue] = []  # own ones that are read without a consumer
 
     @property
@@ -582,14 +583,14 @@ class Channel(virtual.Channel):
         """Deliver the queue's messages by drain_events(), or in the event loop."""
         found = self._store.queue(queue)
         found.acquire(self.connection.timeout_s)
-        self._consumed[consumer_tag] = found, no_ack
+        self._consumed[consumer_tag] = found, no_ack, callback
         super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """End basic_consume(). Messages that are not settled remain this process's."""
         super().basic_cancel(consumer_tag)
         if consumer_tag in self._consumed:
-            queue, _ = self._consumed.pop(consumer_tag)
+            queue, *_ = self._consumed.pop(consumer_tag)
             self.connection.watch()
             queue.release()
 
@@ -607,6 +608,9 @@ class Channel(virtual.Channel):
                 found.release()
         if payload is None:
             return None
+        return self._message(payload, no_ack)
+
+    def _message(self, payload: dict[str, Any], no_ack: bool) -> Any:
         message = self.Message(payload, channel=self)
         if not no_ack:
             self.qos.append(message, message.delivery_tag)
@@ -615,18 +619,18 @@ class Channel(virtual.Channel):
     def filenos(self) -> Iterator[int]:
         """Yield the descriptors of what this channel may deliver now."""
         if self._consumed and self.qos.can_consume():
-            for queue, _ in list(self._consumed.values()):
+            for queue, *_ in list(self._consumed.values()):
                 yield from queue.filenos()
 
     def deliver(self) -> int:
         """Deliver up to one message of each queue that is consumed, within the prefetch limit; return how many."""
         count = 0
-        for queue, no_ack in list(self._consumed.values()):
+        for tag, (queue, no_ack, callback) in list(self._consumed.items()):
             if not self.qos.can_consume():
                 break
-            payload = self._payload(queue, no_ack)
+            payload = self._payload(queue, no_ack) if tag in self._consumed else None  # the callback before may have cancelled it
             if payload is not None:
-                self.connection._deliver(payload, queue.name)
+                callback(self._message(payload, no_ack))  # Kombu itself has one callback of a queue for all channels
                 count += 1
         return count
 

@@ -610,6 +610,29 @@ def test_the_prefetch_limit_holds_until_another_thread_acknowledges(connect):
     assert len(got) == 3
 
 
+def test_channels_of_a_connection_that_read_one_queue_each_have_their_messages_and_limits(connect):
+    connection, got = connect(), []
+    channels = [connection.channel() for _ in range(2)]
+    consumers = [kombu.Consumer(channel, [kombu.Queue("q")], callbacks=[lambda body, message: got.append(message)], prefetch_count=1)
+                 for channel in channels]
+    for consumer in consumers:
+        consumer.consume()
+    for n in range(6):
+        connection.Producer().publish(n, routing_key="q")
+    for _ in range(2):
+        while len(got) < 2:
+            connection.drain_events(timeout=scaled_timeout_s(30))
+        assert [message.channel for message in sorted(got, key=lambda message: channels.index(message.channel))] == channels
+        while got:
+            got.pop().ack()
+    consumers[1].cancel()
+    for _ in range(2):
+        connection.drain_events(timeout=scaled_timeout_s(30))
+        got.pop().ack()
+    with contextlib.closing(connect().SimpleQueue("q")) as rest:
+        eventually(lambda: rest.qsize() == 0, "all are done")
+
+
 def test_a_header_named_id_that_is_no_text_is_sent(connect):
     connection, queue = connect(), kombu.Queue("q")
     for number in (0, 5):
