@@ -236,10 +236,19 @@ def _errors_of_a_connection() -> Iterator[None]:
         raise EngineUnavailableError(str(error)) from error
 
 
+class _Source(NamedTuple):
+    """What one member of a client's own queue reads: one routing key of a direct exchange, or all that a queue wants of another one."""
+
+    exchange: str
+    kind: str
+    routing_key: str
+
+
 class _Queue:
     """A queue of Kombu in this process: its members, which the channels share, while a channel uses it or a message is not settled.
 
-    A shared queue Q is the topic and the group NAMESPACE-Q. A client's own one has a member for each exchange that it is bound to.
+    A shared queue Q is the topic and the group NAMESPACE-Q. A client's own one has a member for each source, no two of which have the
+    same message.
     """
 
     def __init__(self, store: _Store, name: str) -> None:
@@ -250,9 +259,9 @@ class _Queue:
         self.is_auto_delete = False
         self._store = store
         self._pid = os.getpid()
-        self._sources: list[tuple[str, str, str]] = []  # of an own one: (exchange, its type, routing key)
-        self._starts: dict[str, int] = {}  # of an own one: where to begin in a topic; no time, since the store's clock may be ahead
-        self._members: deque[tuple[Consumer, Callable[[str], object] | None]] = deque()
+        self._sources: dict[_Source, list[str]] = {}  # of an own one: the routing keys
+        self._starts: dict[_Source, int] = {}  # where to begin in its topic; no time, since the store's clock may be ahead
+        self._members: deque[tuple[_Source | None, Consumer, Callable[[str], object] | None]] = deque()
         self._users = 0
         self._unsettled: set[str] = set()
         self._running: Running[str] | None = None  # of a shared one
@@ -268,27 +277,27 @@ class _Queue:
 
     def _become_own(self) -> None:
         if not self.is_own:
-            self._note_start("")
+            self._note_start(_Source("", "direct", self.name))
             self.is_own = True
 
-    def _note_start(self, exchange: str) -> None:
-        topic = self._store.exchange_topic(exchange)
+    def _note_start(self, source: _Source) -> None:
+        topic = self._store.exchange_topic(source.exchange)
         with LiveStoreReader(self._store.path) as reader:
             reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)
-            self._starts.setdefault(topic, reader.queue_range(topic, 0)[1])
+            self._starts.setdefault(source, reader.queue_range(topic, 0)[1])
 
     def bind(self, exchange: str, kind: str, routing_key: str) -> bool:
         """Bind a client's own queue to an exchange; False for a shared queue. One that a fan-out deletes with its consumer is one too."""
         if kind == "fanout" and self.is_auto_delete:
             self._become_own()
-        source = exchange, kind, routing_key
+        source = _Source(exchange, kind, routing_key if kind == "direct" else "")
         with self._store.lock:
-            if self.is_own and source not in self._sources:
+            if self.is_own and routing_key not in self._sources.get(source, ()):
                 self._store.make(self._store.exchange_topic(exchange), 1)
-                self._note_start(exchange)
-                self._sources.append(source)
-                if self._members:
-                    self._join(*source)
+                self._note_start(source)
+                self._sources[source] = [*self._sources.get(source, ()), routing_key]
+                if self._members and len(self._sources[source]) == 1:
+                    self._join(source)
         return self.is_own
 
     def acquire(self, timeout_s: float) -> None:
@@ -309,24 +318,26 @@ class _Queue:
     def _open(self, timeout_s: float) -> None:
         options = self._store.options
         if self.is_own:
-            for source in self._sources or [("", "direct", self.name)]:
-                self._join(*source)
+            for source in self._sources or [_Source("", "direct", self.name)]:
+                self._join(source)
             return
         member = consume(
             self._store.path, self.topic, group=self.topic, auto_commit=False, commit_interval_s=options.commit_interval_s,
             session_timeout_s=options.session_timeout_s, max_deliveries=options.max_deliveries, sharing=options.sharing,
             timeout_s=timeout_s)
-        self._members.append((member, None))
+        self._members.append((None, member, None))
         self._running = Running(member, sys.maxsize)
         self._store.make(self.topic, options.queues)
 
-    def _join(self, exchange: str, kind: str, routing_key: str) -> None:
-        """Read the topic of an exchange: by tag if one routing key is wanted, and all of it for a pattern or a fan-out."""
-        tags = _tag(routing_key) if kind == "direct" else None
-        topic = self._store.exchange_topic(exchange)
-        member = consume(self._store.path, topic, tags=tags, from_=AtOffset(self._starts[topic]))
-        matches = re.compile(virtual.exchange.TopicExchange(None).key_to_pattern(routing_key)).match if kind == "topic" else None
-        self._members.append((member, matches))
+    def _join(self, source: _Source) -> None:
+        """Read the topic of an exchange: by tag if one routing key is wanted, and all of it for patterns or a fan-out."""
+        pattern_of = virtual.exchange.TopicExchange(None).key_to_pattern
+        matches: dict[str, Callable[[str], object]] = {
+            "direct": lambda sent: sent == source.routing_key,  # no tag stands for the empty one
+            "topic": lambda sent: any(re.match(pattern_of(key), sent) for key in self._sources[source])}
+        member = consume(self._store.path, self._store.exchange_topic(source.exchange), tags=_tag(source.routing_key),
+                         from_=AtOffset(self._starts[source]))
+        self._members.append((source, member, matches.get(source.kind)))
 
     def release(self) -> None:
         """End to read the queue for one channel."""
@@ -343,9 +354,9 @@ class _Queue:
             return
         self._returned.clear()
         while self._members:
-            member, _ = self._members.popleft()
-            if self.is_own:
-                self._starts[member.topic] = max([self._starts[member.topic], *member.positions.values()])
+            source, member, _ = self._members.popleft()
+            if source is not None:
+                self._starts[source] = max([self._starts[source], *member.positions.values()])
             member.close()
 
     def delete(self) -> None:
@@ -358,7 +369,7 @@ class _Queue:
     def filenos(self) -> Iterator[int]:
         """Yield descriptors that are readable when there may be a message to take."""
         if self._has_room():
-            for member, _ in list(self._members):
+            for _, member, _ in list(self._members):
                 yield member.fileno()
 
     def _has_room(self) -> bool:
@@ -373,7 +384,7 @@ class _Queue:
             self._unsettled.add(delivery.stored.msg_id)
             return delivery
         for _ in range(len(self._members) if self._has_room() else 0):
-            member, matches = self._members[0]
+            _, member, matches = self._members[0]
             self._members.rotate(-1)
             while found := member.pull(1, timeout_s=timeout_s):
                 if matches is None or matches(unquote(found[0].tags or "")):

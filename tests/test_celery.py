@@ -423,6 +423,30 @@ def test_two_own_queues_of_a_channel_each_have_their_message_to_settle(connect):
                 got.pop().ack()
 
 
+@pytest.mark.parametrize(("kind", "keys", "sent", "gets"), [
+    ("topic", ["a.*", "*.b"], ["a.b", "c.d", "a.c"], ["a.b", "a.c"]), ("fanout", ["x", "y"], ["z"], ["z"]),
+    ("direct", ["", "a"], ["a", "b", ""], ["", "a"])])
+@pytest.mark.parametrize("is_read", [False, True], ids=["before", "while it is read"])
+def test_an_own_queue_has_a_message_once_however_many_of_its_bindings_match(connect, kind, keys, sent, gets, is_read):
+    connection, exchange, got = connect(), kombu.Exchange("routes", type=kind), []
+    queue = kombu.Queue("own", exchange, routing_key=keys[0], exclusive=True)(connection.default_channel)
+    queue.declare()
+    with contextlib.ExitStack() as reading:
+        consumer = kombu.Consumer(connection, [queue], callbacks=[lambda body, message: got.append(body)], no_ack=True)
+        if is_read:
+            reading.enter_context(consumer)
+        for key in keys:
+            queue.bind_to(exchange, key)
+        if not is_read:
+            reading.enter_context(consumer)
+        for key in sent:
+            connection.Producer().publish(f"to {key}", exchange="routes", routing_key=key)
+        with pytest.raises(socket.timeout):
+            while True:
+                connection.drain_events(timeout=scaled_timeout_s(1 if len(got) >= len(gets) else 30))
+    assert sorted(got) == [f"to {key}" for key in gets]
+
+
 def test_an_own_queue_has_what_is_sent_from_its_binding_on_whatever_the_clocks_say(connect, monkeypatch):
     """A worker began with old broadcasts, as one to shut down, while the store's clock was ahead of its own."""
     a_day_ago = SimpleNamespace(**{**vars(time), "time_ns": lambda: time.time_ns() - 86_400_000_000_000})
