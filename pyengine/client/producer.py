@@ -125,14 +125,17 @@ def connect_with(root: Path, config: EngineConfig, ring_bytes: int | None = None
         if limit_s is None:
             limit_s = timeout_s if first_timeout_s is None else first_timeout_s
         session = open_session(root, ring_bytes, min(limit_s, timeout_s))
-        own = str(session.memory.store_uuid)
-        engine_id = read_engine_id(root) if stores and own not in stores else None
-        if stores and own not in stores and (engine_id is None or stores.isdisjoint(engine_id.copied_from)):
+        try:
+            own = str(session.memory.store_uuid)
+            engine_id = read_engine_id(root) if stores and own not in stores else None
+            if stores and own not in stores and (engine_id is None or stores.isdisjoint(engine_id.copied_from)):
+                raise EngineUnavailableError(f"another store is at {root} than the one that this producer was connected to, which was "
+                                             "moved, removed or replaced: connect again to put into this one")
+            session.settings = _of_run(config, session.folder)
+        except BaseException:
             session.close()
-            raise EngineUnavailableError(f"another store is at {root} than the one that this producer was connected to, which was moved, "
-                                         "removed or replaced: connect again to put into this one")
+            raise
         stores.add(own)
-        session.settings = _of_run(config, session.folder)
         return session
 
     return Producer(open_now, config, refusals=refusals)
