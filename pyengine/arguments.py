@@ -143,7 +143,8 @@ def known_keywords(call: str, given: Iterable[str], known: Collection[str]) -> N
 def running_loop() -> AbstractEventLoop | None:
     """Return the event loop of asyncio that runs in this thread, if one does."""
     asyncio = sys.modules.get("asyncio")  # importing it takes 10 ms, and a program with an event loop has done that
-    return None if asyncio is None else asyncio._get_running_loop()
+    running = getattr(asyncio, "_get_running_loop", None)  # another thread may import it just now
+    return None if running is None else running()
 
 
 def event_loop() -> AbstractEventLoop:

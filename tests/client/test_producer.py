@@ -767,6 +767,39 @@ def test_a_connect_that_lacks_descriptors_leaves_none_open(make_engine):
     assert done.returncode == 0 and done.stdout.endswith("connected\n"), (done.stdout, done.stderr)
 
 
+_DURING_AN_IMPORT = """
+import sys, threading
+import pyengine
+begun, may_end = threading.Event(), threading.Event()
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name.startswith("asyncio."):
+            begun.set()
+            may_end.wait()
+
+producer = pyengine.connect(sys.argv[1])
+assert "asyncio" not in sys.modules
+sys.meta_path.insert(0, Slow())
+importing = threading.Thread(target=__import__, args=("asyncio",), daemon=True)
+importing.start()
+begun.wait()
+try:
+    for options in {}, {"keys": "k"}:
+        print(producer.put("T", b"x", **options).status.name, producer.put_async("T", b"x", **options).result().status.name)
+finally:
+    may_end.set()
+importing.join()
+producer.close()
+"""
+
+
+def test_a_put_while_another_thread_imports_asyncio_needs_no_event_loop(make_parts):
+    ended = subprocess.run([sys.executable, "-c", _DURING_AN_IMPORT, str(make_parts().owner.root)], env=child_environment(),
+                           capture_output=True, text=True, timeout=scaled_timeout_s(60), check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PUT_OK PUT_OK\n" * 2, "")
+
+
 def test_an_event_loop_continues_while_the_ring_is_full(make_parts):
     parts = make_parts()
     writer = parts.workers[native.WRITER]
