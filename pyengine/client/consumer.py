@@ -23,6 +23,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 from pyengine import arguments
@@ -912,8 +913,8 @@ class Consumer:
     async def __aexit__(self, kind: object, *_: object) -> None:
         await arguments.in_thread(partial(self._close, _asker_now() if kind is None else None))
 
-    def _close(self, closer: _Asker | None, until_s: float | None = None) -> None:
-        """With auto_commit, messages count as done only if they were delivered to `closer`; `until_s`: to when to wait for a recovery."""
+    def _close(self, closer: _Asker | None) -> None:
+        """With auto_commit, messages count as done only if they were delivered to `closer`."""
         if self._pid != os.getpid():
             return
         for one in self._consumers:
@@ -922,25 +923,30 @@ class Consumer:
         self._stir()
         turns = [one._session._turn for one in self._consumers if isinstance(one._session, SharedSession)]
         locks = [*turns, self._work, *(lock for one in self._consumers for lock in (one._state, one._pulling))]
-        if until_s is None and any(lock._is_owned() for lock in locks):  # type: ignore[attr-defined]
+        if any(lock._is_owned() for lock in locks):  # type: ignore[attr-defined]
             # A signal handler has interrupted a call, which another thread waits for: what that delivers, no program may have got.
             threading.Thread(target=self._close, args=(None,), name="pyengine-consumer-close").start()
             return
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
-        with ExitStack() as ended:  # the calls that ask these for messages, which may wait for `_work`
-            for one in self._consumers:
-                ended.enter_context(one._pulling)
+        asking = [one._pulling for one in self._consumers]
+        releases = map(methodcaller("release"), filter(methodcaller("_is_owned"), asking))
+        try:  # around each, since an exception of a signal handler may follow it at once
+            for lock in asking:  # of the calls that ask these for messages, which may wait for `_work`
+                lock.acquire()
             with self._work:
-                self._close_now(closer, time.monotonic() + CONNECT_TIMEOUT_S if until_s is None else until_s)
+                self._close_now(closer, time.monotonic() + CONNECT_TIMEOUT_S)
+        finally:
+            any(releases)  # all, in one call, in which no signal handler runs
 
     def _close_now(self, closer: _Asker | None, until_s: float) -> None:
+        """Close with the locks of _close(); `until_s`: to when to wait for a recovery."""
         if self._is_closed:
             return
         with ExitStack() as rest:  # each of these, whichever fails
             rest.callback(self._end)
             for inner in self._consumers[1:]:
-                rest.callback(inner._close, closer, until_s)
+                rest.callback(inner._close_now, closer, until_s)
             if self._retries is not None:
                 rest.callback(self._retries.close)
             if self._session is not None:
@@ -1709,8 +1715,8 @@ class _Part(Consumer):
     def _names_queues(self) -> bool:
         return True
 
-    def _close(self, closer: _Asker | None, until_s: float | None = None) -> None:
-        self._whole._close(closer, until_s)
+    def _close(self, closer: _Asker | None) -> None:
+        self._whole._close(closer)
 
 
 _Asker = tuple[int, "asyncio.Task[Any] | None"]  # a thread, and the task that runs in it

@@ -23,7 +23,7 @@ from crash.replicas import free_port
 from fix_cli import environment
 from fix_client import session_of
 from fix_golden import usual
-from interrupting import interrupted_at_each_place
+from interrupting import interrupt, interrupted_at_each_place
 from pyengine.client.group_session import TurnTakenError
 from pyengine.errors import EngineError, UsageError
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -564,6 +564,21 @@ def test_an_error_at_the_end_of_one_topic_keeps_no_other_one_open(engine, names,
     assert ConsumerOffsets(engine.path).read(topics[2], names[1]) == {0: 1}
     put(engine, topics[0], b"2")
     assert pull(consume(topics), 1)[0].topic == topics[0]
+
+
+def test_a_close_that_a_signal_handler_interrupts_keeps_no_other_thread_from_one(consume, topics):
+    consumer = consume(topics, group=None)
+
+    def handler() -> None:
+        if "closed" not in repr(consumer) and sys._getframe(2).f_globals["__name__"] != "threading":  # an Event's own code, not ours
+            interrupt()
+
+    for _ in interrupted_at_each_place(lambda: consumer.close(), handler):
+        thread = threading.Thread(target=consumer.close, daemon=True)
+        thread.start()
+        thread.join(scaled_timeout_s(30))
+        assert not thread.is_alive() and "closed" in repr(consumer)
+        consumer = consume(topics, group=None)
 
 
 def test_a_commit_that_a_signal_handler_interrupts_keeps_no_other_thread_from_one(consume, topics):
