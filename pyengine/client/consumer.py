@@ -83,6 +83,7 @@ FETCH_MESSAGES = 32            # least number of messages of a fetch; if the pro
 FETCH_MESSAGES_MAX = 1024
 READ_AHEAD_MESSAGES = 256      # most messages, and most bytes, that are read ahead of a queue whose fetches are full
 READ_AHEAD_BYTES = 1 << 20
+LOOP_TURN_S = 0.005            # longest time in which pull_async() takes messages without a turn of the event loop
 NOTES_MAX = 100
 MAX_SPAN = 2_000               # DefaultMQPushConsumer.consumeConcurrentlyMaxSpan
 MAX_DELIVERIES = 16            # a message that was delivered so often, and that no member has finished, is a dead letter
@@ -345,6 +346,7 @@ class Consumer:
         self._empty: dict[int, tuple[int, Look]] = {}  # by queue: the position at which a look found no message
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
         self._readiness: Readiness | None = None  # made once the program waits in an event loop
+        self._loop_due_s = math.inf       # when the event loop is to have a turn at the latest
         self._turn = 0
         self._asked: Call | None = None  # what has delivered the last messages
         self._is_first_take = True
@@ -610,6 +612,10 @@ class Consumer:
         readiness = self._ready()
         while not self._closing.is_set():
             try:
+                if time.monotonic() >= self._loop_due_s:
+                    self._begin_call(call)
+                    await asyncio.sleep(0)  # before any message is taken, which a cancellation would have to take back
+                    self._loop_due_s = math.inf
                 most = max_messages
                 if self._expects_suspects:
                     self._begin_call(call)  # here: another thread goes on after a cancellation, when more may be delivered
@@ -624,11 +630,13 @@ class Consumer:
                     break
                 raise
             if found is not None:
+                self._loop_due_s = min(self._loop_due_s, time.monotonic() + LOOP_TURN_S)
                 return found
             if left_s:
                 await _readable(loop, readiness, left_s)
             else:
                 await asyncio.sleep(0)
+            self._loop_due_s = math.inf
         return []
 
     def fileno(self) -> int:

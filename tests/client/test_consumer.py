@@ -227,6 +227,32 @@ def test_cancelling_an_asking_task_loses_nothing(builder, consume):
     assert got == expected
 
 
+@pytest.mark.parametrize("form", ["iteration", "pull_async"])
+def test_a_backlog_leaves_the_event_loop_its_turns_and_a_cancellation_there_loses_nothing(builder, consume, form):
+    expected = fill(builder, 3000)
+    got, ended = [], []
+
+    async def handle(consumer) -> None:
+        if form == "iteration":
+            async for message in consumer:
+                got.append(message.body)
+        while True:
+            got.extend(bodies(await consumer.pull_async(1)))
+
+    async def main() -> None:
+        async with consume() as consumer:
+            handling = asyncio.create_task(handle(consumer))
+            while not got:
+                await asyncio.sleep(0)
+            asyncio.get_running_loop().call_later(0.01, handling.cancel)
+            await asyncio.wait({handling})
+            ended.append(len(got))
+            got.extend(bodies(await consumer.pull_async(3000)))
+
+    asyncio.run(main())
+    assert ended[0] < 3000 and got == expected
+
+
 def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_closes_the_consumer(consume):
     consumer = consume()
     leave_cancelled(consumer)
