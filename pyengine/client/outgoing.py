@@ -594,25 +594,29 @@ class FirstPuts:
             yield
 
     def find(self, topic: str, unique_key: str) -> Message | None:
-        """Return the oldest message of the key that was not cancelled, as it was put.
-
-        RefusedError if the index does not have all messages in time.
-        """
+        """Return the oldest message of the key that was not cancelled, as it was put; RefusedError as _hits()."""
         with self._reading:
+            hits = self._hits(topic, unique_key)
+            if not any(found.topic == constants.SCHEDULE_TOPIC for found in hits):  # what waits no more cannot be cancelled
+                return next(iter(hits), None)
             stamp = path_stamp(StorePaths(self._reader.root).config / CANCELS_NAME)
             if stamp != self._marks[0]:
                 self._marks = stamp, cancelled_messages(self._reader.root)
             # After the marks, of which the scheduler drops what is noted, and before the index, which has what was delivered until then.
             noted, _ = self._delays.read()
-            if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
-                raise RefusedError("the index does not have the newest messages yet, so the unique key cannot be looked up: put it again "
-                                   "later", PutStatus.SERVICE_NOT_AVAILABLE)
-            hits = [found for where in (topic, constants.SCHEDULE_TOPIC, constants.TIMER_TOPIC)
-                    for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
-                    if found.uniq_key == unique_key and _real_topic(found) == topic
-                    and found.transaction_type in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)]
-            hits.sort(key=lambda found: found.physical_offset)
+            hits = self._hits(topic, unique_key)
             return next((found for found in hits if not self._is_cancelled(found, hits, noted)), None)
+
+    def _hits(self, topic: str, unique_key: str) -> list[Message]:
+        """Return the records of a key in the index, oldest first. RefusedError if that does not have all messages in time."""
+        if not self._is_indexed(self._reader.max_physical_offset(ReadLevel.COMMITTED)):
+            raise RefusedError("the index does not have the newest messages yet, so the unique key cannot be looked up: put it again later",
+                               PutStatus.SERVICE_NOT_AVAILABLE)
+        hits = [found for where in (topic, constants.SCHEDULE_TOPIC, constants.TIMER_TOPIC)
+                for found in self._reader.query_message(where, unique_key, level=ReadLevel.COMMITTED, max_messages=INT32_MAX)
+                if found.uniq_key == unique_key and _real_topic(found) == topic
+                and found.transaction_type in (constants.SYS_FLAG_TRANSACTION_NONE, constants.SYS_FLAG_TRANSACTION_COMMIT)]
+        return sorted(hits, key=lambda found: found.physical_offset)
 
     def _is_cancelled(self, found: Message, hits: Sequence[Message], noted: Mapping[int, int]) -> bool:
         """Whether a message of these was cancelled; without its mark: its last record is noted as delivered, and nothing was put."""

@@ -19,7 +19,7 @@ from fix_cli import environment
 from fix_engine import MODES, SMALL
 from fix_golden import usual
 from pyengine.client.outgoing import FirstPuts
-from pyengine.errors import UsageError
+from pyengine.errors import DiskError, UsageError
 from pyengine.formats.constants import SCHEDULE_TOPIC
 from pyengine.results import PutRefusedError, PutStatus
 from pyengine.storage.consumer_offset import CANCELS_NAME, DelayOffsets
@@ -84,6 +84,20 @@ def test_a_cancelled_message_is_not_the_first_one(engine, producer, names):
     first = producer.put(names[0], b"first", unique_key="k", once=True)
     assert first.topic == names[0] and producer.put(names[0], b"x", unique_key="k", once=True) == first
     assert stored(engine, names[0]) == [b"first"]
+
+
+def test_the_marks_of_cancelled_messages_are_not_read_for_a_key_of_which_none_waits(tmp_path):
+    with pyengine.Engine(tmp_path / "store", **SMALL) as engine, engine.connect() as producer:
+        waits = datetime.timedelta(hours=1)
+        first = producer.put("orders", b"first", unique_key="k", once=True)
+        producer.put("orders", b"later", unique_key="waits", deliver_at=waits, once=True)
+        marks = engine.path / "config" / CANCELS_NAME
+        marks.unlink(missing_ok=True)
+        marks.mkdir()  # which cannot be read
+        assert producer.put("orders", b"x", unique_key="k", once=True) == first
+        assert producer.put("orders", b"later", unique_key="new", deliver_at=waits, once=True).ok
+        with pytest.raises(DiskError, match=CANCELS_NAME):
+            producer.put("orders", b"x", unique_key="waits", once=True)
 
 
 def test_a_message_is_known_to_be_cancelled_or_delivered_when_its_mark_was_dropped(tmp_path):
