@@ -46,7 +46,6 @@ def wrong_type(value: object, name: str, wanted: str) -> TypeError:
 
 
 def text(value: object, name: str) -> str:
-    """Return `value`, which must be a str."""
     if not isinstance(value, str):
         raise wrong_type(value, name, "str")
     return value
@@ -119,14 +118,12 @@ def local_path(value: str | os.PathLike[str], name: str = "the path of the store
 
 
 def truth(value: object, name: str) -> bool:
-    """Return `value`, which must be True or False."""
     if not isinstance(value, bool):
         raise wrong_type(value, name, "bool")
     return value
 
 
 def mapping(value: object, name: str) -> Mapping[Any, Any]:
-    """Return `value`, which must be a mapping."""
     if not hasattr(value, "items"):
         raise wrong_type(value, name, "a mapping")
     return value  # type: ignore[return-value]  # what has items() will do
@@ -164,7 +161,6 @@ def several(value: Iterable[_Each], name: str, wanted: str) -> Iterable[_Each]:
 
 
 def instance(value: object, name: str, kind: type[_Each]) -> _Each:
-    """Return `value`, which must be a `kind`."""
     if not isinstance(value, kind):
         raise wrong_type(value, name, f"a {kind.__name__}")
     return value

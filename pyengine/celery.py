@@ -171,7 +171,6 @@ class _Store:
             self._made.add(topic)
 
     def has(self, topic: str) -> bool:
-        """Whether topics.json has this topic now."""
         if topic in self._made:
             return True
         stamp = path_stamp(TopicConfigs(self.path).path)
@@ -450,7 +449,6 @@ class QoS(virtual.QoS):
     restore_at_shutdown = False  # a message that is not settled comes again by itself
 
     def ack(self, delivery_tag: str) -> None:
-        """Note that a message is done."""
         self._quick_ack(delivery_tag)
         self.channel._settle(delivery_tag, _Queue.ack)
 
@@ -479,8 +477,6 @@ class QoS(virtual.QoS):
 
 
 class Channel(virtual.Channel):
-    """A channel of a connection."""
-
     QoS = QoS
     connection: Transport
     supports_fanout = True
@@ -606,7 +602,6 @@ class Channel(virtual.Channel):
             queue.release()
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        """Return the next message, or None."""
         found = self._store.queue(queue)
         if found not in self._got:
             found.acquire(self.connection.timeout_s)
@@ -727,8 +722,6 @@ def _delayed(message: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
 
 
 class Transport(virtual.Transport):
-    """A connection to a store."""
-
     Channel = Channel
     can_parse_url = True
     polling_interval = None
@@ -771,7 +764,6 @@ class Transport(virtual.Transport):
         return self
 
     def close_connection(self, connection: Transport) -> None:
-        """Close all channels."""
         if self._loop is not None:
             self.unregister_from_event_loop(connection, self._loop)
         joined, self._joined = self._joined, None
@@ -819,7 +811,6 @@ class Transport(virtual.Transport):
         loop.on_tick.add(self.watch)
 
     def unregister_from_event_loop(self, connection: Transport, loop: Any) -> None:
-        """Undo register_with_event_loop()."""
         loop.on_tick.discard(self.watch)
         if self._loop_pid == os.getpid():
             for descriptor in self._watched:

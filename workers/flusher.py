@@ -14,7 +14,6 @@ from pyengine.services.flush_commit_log import FlushRealTimeService, FlushServic
 
 
 def make_service(attached: worker.Worker) -> FlushService:
-    """Make the service for the flush mode: group commit in sync mode, timed flushing otherwise."""
     if attached.memory.identity.mode != native.MODE_SYNC:
         return FlushRealTimeService(attached.context)
     service = GroupCommitService(attached.context)

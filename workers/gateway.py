@@ -24,7 +24,6 @@ OWN_DESCRIPTORS = 512  # for the store's files and memory, in addition to one fo
 
 
 def serve(attached: worker.Worker) -> None:
-    """Serve clients until the supervisor stops this worker."""
     each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
     each += attached.config.grpc_enable  # the gRPC worker has a connection for each of its clients, which are as many at most
     attached.limit_connections(each, SHARES_MAX + OWN_DESCRIPTORS)

@@ -19,7 +19,6 @@ OWN_DESCRIPTORS = 256  # in addition to two for each client: its connection, and
 
 
 def serve(attached: worker.Worker) -> None:
-    """Serve clients until the supervisor stops this worker."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else its C code writes lines that clients can cause without limit
     try:
         from pyengine.gateway.grpc_service import GrpcServer  # here, since the fork server loads all workers and need not have it

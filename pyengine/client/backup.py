@@ -160,8 +160,6 @@ def _opened(dest: str | os.PathLike[str] | Destination) -> Destination:
 
 
 class _Backup:
-    """One run."""
-
     def __init__(self, root: Path, store: LiveStoreReader, dest: Destination, progress: Progress) -> None:
         self._root = root
         self._store = store

@@ -284,8 +284,6 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """The options of consume()."""
-
     wanted: Wanted
     start: Start
     queues: list[int] | None

@@ -216,7 +216,6 @@ class GroupSession:
         self._acks.note_delivery(claim.queue_id, flight.tenure, message.queue_offset, message.delivery_count)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this member still holds the queue."""
         return self._members.holds(claim)
 
     def commit_in(self, table: Table, offsets: Mapping[Claim, int], states: Mapping[Claim, SavedQueue]) -> set[int]:
@@ -353,7 +352,6 @@ class AssignedQueue:
 
     @property
     def done(self) -> int:
-        """The offset that a commit stores."""
         return self.flight.done
 
     @property
@@ -370,12 +368,10 @@ class AssignedQueue:
         return messages
 
     def finish(self, last: Message | None = None) -> None:
-        """Note that all delivered messages are done; with `last`, those up to it."""
         self.flight.finish(last)
         self.settle()
 
     def acknowledge(self, message: Message) -> None:
-        """Note that the message is done, even if earlier ones are not."""
         if self.flight.acknowledge(message):
             self.settle()
 
@@ -588,13 +584,11 @@ class SharedFlight(InFlight):
     # -- what the program says of its messages
 
     def finish(self, last: Message | None = None) -> None:
-        """Note that what this member has is done; with `last`, up to that message."""
         if last is not None and not self._is_same(last):
             return
         self._end_those([offset for offset in self.open if offset not in self.dead and (last is None or offset <= last.queue_offset)])
 
     def acknowledge(self, message: Message) -> bool:
-        """Note that a message is done; return whether this member has it."""
         offset = message.queue_offset
         if offset not in self.open or not self._is_same(message):
             return False
@@ -614,11 +608,9 @@ class SharedFlight(InFlight):
         self._undo([message.queue_offset for message in messages])
 
     def unacknowledged(self, messages: list[Message]) -> list[Message]:
-        """Return those messages that no earlier member has acknowledged."""
         return self.table.unacknowledged(messages)
 
     def is_suspicious(self, deliveries_max: int | None) -> bool:
-        """Whether a message comes that was delivered suspicious_deliveries() times and never finished."""
         return self.state is not None and self.state.is_suspicious(deliveries_max)
 
     def exceeds(self, span: int) -> bool:
@@ -626,7 +618,6 @@ class SharedFlight(InFlight):
         return False
 
     def forget(self) -> None:
-        """Forget what earlier members have saved: it is about messages that the log has lost."""
         self.restart(self.table.done)
 
     def _end_those(self, offsets: list[int]) -> None:
@@ -657,7 +648,6 @@ class SharedAssignment(AssignedQueue):
 
     @property
     def shared(self) -> SharedFlight:
-        """Its messages in flight."""
         assert isinstance(self.flight, SharedFlight)
         return self.flight
 
@@ -726,11 +716,9 @@ class SharedSession(GroupSession):
 
     @property
     def names(self) -> Names:
-        """What to watch beside the members."""
         return {**super().names, str(self.log.path): ITS_LENGTH}
 
     def has_unstored(self, queues: Iterable[AssignedQueue]) -> bool:
-        """Whether a commit of these queues would store something."""
         return (self.log.size_bytes != self._stored_size or self.log.has_news
                 or any(held.shared.has_notes for held in queues if isinstance(held, SharedAssignment)))
 
@@ -746,7 +734,6 @@ class SharedSession(GroupSession):
         return True
 
     def share(self, queue_ids: Sequence[int]) -> list[int]:
-        """Return all queues."""
         return list(queue_ids)
 
     def living(self) -> Collection[SlotRecord]:
@@ -759,7 +746,6 @@ class SharedSession(GroupSession):
         return {queue_id: (Claim(queue_id, 0), stored.get(queue_id), SharedFlight(queue_id, self.log)) for queue_id in queue_ids}
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this member reads the queue."""
         return True
 
     def release(self, claims: Collection[Claim]) -> None:

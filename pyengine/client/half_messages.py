@@ -125,7 +125,6 @@ class HalfMessages:
 
     @property
     def config(self) -> EngineConfig:
-        """The settings of the engine that runs now."""
         return self._settings()
 
     @property
@@ -231,7 +230,6 @@ class HalfMessages:
                 return -1
 
     def close(self) -> None:
-        """Close the store's files."""
         with self.lock:
             reader, self._reader = self._reader, None
             if reader is not None:

@@ -59,7 +59,6 @@ class _Delays:
 
     @classmethod
     def of(cls, level: int | None, backoff: float | Sequence[float] | Callable[[int], float] | None) -> _Delays:
-        """Check the arguments of run_consumer()."""
         if level is not None:
             arguments.integer(level, "delay_level")
         if backoff is None or callable(backoff):
@@ -224,13 +223,11 @@ class Running(Generic[_Call]):
         return self.room()
 
     def begin(self, call: _Call, message: Message) -> None:
-        """Note that the handler was called with a message."""
         self.calls[call] = message
         if self._consumer._is_suspect(message):
             self._suspect = call
 
     def end(self, call: _Call) -> None:
-        """Note that a handler has ended."""
         self.calls.pop(call, None)
         self._overdue.discard(call)
         if call == self._suspect:

@@ -657,7 +657,6 @@ class FirstPuts:
         return self._reader._wait_for_dispatch(end, INDEX_S)
 
     def close(self) -> None:
-        """Close the store's files."""
         self._reader.close()
 
 
@@ -705,7 +704,6 @@ class DelayedCancels:
             return self._cancels.cancel(mark, is_due=due_ms <= now_ms)
 
     def close(self) -> None:
-        """Close the store's files."""
         self._reader.close()
         self._cancels.close()
 

@@ -93,7 +93,6 @@ class PutFuture(PendingPut, Future[Result]):
 
     @staticmethod
     def _fields(is_done: bool) -> dict[str, object]:
-        """Return the fields of a Future."""
         future: Future[object] = Future()
         future.set_running_or_notify_cancel()
         if is_done:

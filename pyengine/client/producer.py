@@ -279,7 +279,6 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
     def _put_any(self, topic: str, body: Body, *, wait: bool = True, timeout_s: float | None = None, once: bool = False,
                  **options: Any) -> PutResult:
-        """Handle a put() with any combination of arguments."""
         arguments.known_keywords("put", options, _KEYWORDS["put"])
         message = OutgoingMessage(topic, body, **options)
         entry = self._checked(self._entry, message, wait)
@@ -309,13 +308,11 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
     def _put_async_any(self, topic: str, body: Body, *, wait: bool = True, timeout_s: float | None = None,
                        **options: Any) -> PutFuture[PutResult]:
-        """Handle a put_async() with any combination of arguments."""
         arguments.known_keywords("put_async", options, _KEYWORDS["put_async"])
         return self._puts.submit(self._checked(self._entry, OutgoingMessage(topic, body, **options), wait), timeout_s)
 
     def _put_many_any(self, topic: str, bodies: Iterable[Body], *, wait: bool = True, timeout_s: float | None = None,
                       **options: Any) -> PutManyResult:
-        """Handle a put_many() with any combination of arguments."""
         made = self._several("put_many", self._many_entry, topic, bodies, wait=wait, timeout_s=timeout_s, **options)
         return cast(PutManyResult, self._put(*made))
 

@@ -184,7 +184,6 @@ class Retries:
         return result if result.stored else result.raise_for_status()
 
     def close(self) -> None:
-        """Close the session, if there is one."""
         self._producers.close()
 
 

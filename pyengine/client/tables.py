@@ -342,7 +342,6 @@ class _Filling:
 
     @property
     def offset(self) -> int:
-        """The offset below which the tables are complete."""
         return self._state.offset
 
     def advance(self, end: int, progress: Callable[[int, int | None], None]) -> None:

@@ -167,8 +167,6 @@ class Codec(Protocol):
 
 
 class _Functions:
-    """A codec of two functions."""
-
     def __init__(self, encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]) -> None:
         self.content_type = "application/json"
         self.encode, self.decode = encode, decode

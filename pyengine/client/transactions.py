@@ -151,7 +151,6 @@ class GroupTransactions:
         return os.getpid() != self._pid
 
     def transaction(self, group: str, checker: Checker | None, check_after_s: int | None) -> Transaction:
-        """Implement Producer.transaction."""
         if checker is not None:
             self._checkers[group] = checker
             if self._thread is None and not self._is_closing:
@@ -217,6 +216,5 @@ class GroupTransactions:
             self._thread.join()
 
     def close(self) -> None:
-        """Close the store's files."""
         self.stop_asking()
         self.halves.close()

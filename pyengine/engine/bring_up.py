@@ -487,7 +487,6 @@ def make_pool_buffer(memory: EngineMemory, number: int) -> None:
 
 
 def missing_pool_buffers(memory: EngineMemory) -> list[int]:
-    """Return the numbers of the buffers that do not exist yet."""
     return [number for number in range(memory.identity.pool_buffers)
             if native.load(memory.control.pool[number], "segment_base") == POOL_NOT_MADE]
 
@@ -503,7 +502,6 @@ class PoolGrowth:
         self._thread = threading.Thread(target=self._make, name="pool", daemon=True)
 
     def start(self) -> None:
-        """Start a thread that makes the missing buffers."""
         if missing_pool_buffers(self._memory):
             self._thread.start()
 

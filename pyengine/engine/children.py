@@ -64,8 +64,6 @@ class _Child:
 
 
 class Children:
-    """All workers of one engine."""
-
     def __init__(self, memory: EngineMemory, lock: StoreLock, selector: selectors.BaseSelector, kinds: Sequence[Kind],
                  store: HeldStore, fork_server: ForkServer | None, report: Report,
                  died: Callable[[int], None] = lambda kind: None) -> None:
@@ -302,7 +300,6 @@ class Children:
         return bool(child.pid) and native.load(line, "pid") == child.pid and native.load(line, "state") == native.WORKER_READY
 
     def not_ready(self) -> list[str]:
-        """Return the names of the workers that are not ready yet."""
         return [child.kind.name for child in self._children.values() if not self._is_ready(child)]
 
     # ---- stop -------------------------------------------------------------------

@@ -521,7 +521,6 @@ def end_supervisor(root: Path, asked: EngineConfig) -> None:
 
 
 def _signal_supervisor(root: Path, pid: int, number: int, timeout_s: float) -> None:
-    """Send a signal to the supervisor and wait for its end."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -668,7 +667,6 @@ def _wait_until_ready(root: Path, process: subprocess.Popen[bytes], reading: int
 
 
 def _last_log_lines(root: Path) -> str:
-    """Return the last lines of the engine's log, for an error message."""
     return " | ".join(line.partition("] ")[2] or line for line in log_file.last_lines(root, 3)) or "no log"
 
 

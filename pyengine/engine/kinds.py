@@ -95,7 +95,6 @@ def kinds_with(config: EngineConfig) -> tuple[Kind, ...]:
 
 
 def kinds_of(identity: ms_identity) -> tuple[Kind, ...]:
-    """Return the kinds that run in the engine with this identity, in the order of starting."""
     return kinds_for(identity.mode, bool(identity.replicates), bool(identity.gateway), bool(identity.grpc))
 
 

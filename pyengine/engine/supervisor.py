@@ -112,8 +112,6 @@ class Arguments:
 
 
 class Supervisor:
-    """One store's supervisor, from start to stop."""
-
     def __init__(self, arguments: Arguments, find_master: FindMaster) -> None:
         self._arguments = arguments
         self._find_master = find_master
@@ -673,7 +671,6 @@ def parse_arguments(argv: Sequence[str] | None) -> Arguments:
 
 
 def main(argv: Sequence[str] | None = None, find_master: FindMaster = no_name_servers) -> int:
-    """Run a supervisor; return its exit code."""
     begin_process()
     faulthandler.enable()
     descriptor, root = -1, None

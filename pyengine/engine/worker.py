@@ -143,7 +143,6 @@ class Worker:
                                                  f"have {files} files open")
 
     def report(self, event: Event, text: str) -> None:
-        """Write one line to the log."""
         log_event(self.kind, self.root, event, text)
 
     def take_settings(self, service: Service) -> None:
@@ -234,7 +233,6 @@ class Worker:
         self.publish_blocked_reason(service)
 
     def publish_blocked_reason(self, service: Service) -> None:
-        """Set the blocked reason to the service's."""
         self.set_blocked_reason(service.blocked_reason, service.blocked_errno)
 
     def close(self, *, failed: bool = False) -> None:
