@@ -121,7 +121,7 @@ class _Store:
         self._producers = SharedProducer()
         self._queues: dict[str, _Queue] = {}
         self._made: set[str] = set()       # topics that this process has made or found
-        self._topics: tuple[int, set[str]] = (-1, set())
+        self._configs = TopicConfigs(path)
         self._bindings: tuple[int, Bindings] = (-1, {})
 
     @classmethod
@@ -167,16 +167,11 @@ class _Store:
     def make(self, topic: str, queues: int) -> None:
         """Enter a topic with so many queues into topics.json, unless it has one."""
         if topic not in self._made:
-            TopicConfigs(self.path).ensure(TopicConfig(topic, queues, queues))
+            self._configs.ensure(TopicConfig(topic, queues, queues))
             self._made.add(topic)
 
     def has(self, topic: str) -> bool:
-        if topic in self._made:
-            return True
-        stamp = path_stamp(TopicConfigs(self.path).path)
-        if stamp != self._topics[0]:
-            self._topics = stamp, set(TopicConfigs(self.path).read().rows)
-        return topic in self._topics[1]
+        return topic in self._made or topic in self._configs.read().rows
 
     def bound(self, exchange: str, default: str = "direct") -> tuple[str, list[tuple[str, str]]]:
         """Return the type of an exchange, and (routing key, queue) of the shared queues that processes have bound to it."""
