@@ -238,19 +238,15 @@ def queue_lags(
     reader: StoreReader, topic: str, committed: Mapping[int, int], level: Level | None = None,
 ) -> dict[int, QueueLag]:
     """Return the lag in each queue of the topic, and in queues that only have offsets."""
-    return {queue_id: _queue_lag(reader, topic, queue_id, committed.get(queue_id), level)
-            for queue_id in sorted({*reader.queue_ids(topic), *committed})}
-
-
-def _queue_lag(
-    reader: StoreReader, topic: str, queue_id: int, committed: int | None, level: Level | None,
-) -> QueueLag:
-    low, high = reader.queue_range(topic, queue_id, level)
-    wanted = low if committed is None else committed
-    first = max(wanted, low)
-    found = reader.get_message(topic, queue_id, first, 1, level=level).messages if first < high else []
-    return QueueLag(queue_id, committed, low, high, max(0, high - first), max(0, low - wanted),
-                    found[0].store_timestamp_ms if found else None)
+    lags = {}
+    for queue_id in sorted({*reader.queue_ids(topic), *committed}):
+        low, high = reader.queue_range(topic, queue_id, level)
+        wanted = committed.get(queue_id, low)
+        first = max(wanted, low)
+        found = reader.get_message(topic, queue_id, first, 1, level=level).messages if first < high else []
+        lags[queue_id] = QueueLag(queue_id, committed.get(queue_id), low, high, max(0, high - first), max(0, low - wanted),
+                                  found[0].store_timestamp_ms if found else None)
+    return lags
 
 
 # ---- where to start --------------------------------------------------------------
