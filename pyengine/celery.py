@@ -793,10 +793,8 @@ class Transport(virtual.Transport):
         os.eventfd_write(self._awake, 1)
 
     def _forget_wake(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._awake)
-        except BlockingIOError:
-            pass
 
     # -- the event loop of a worker
 

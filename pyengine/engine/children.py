@@ -17,6 +17,7 @@ their exit code stays unknown. The supervisor resumes a worker that a signal has
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -386,10 +387,8 @@ class Children:
                 self._on_exit(child)
 
     def _signal(self, child: _Child, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it has ended: its pidfd fires
             signal.pidfd_send_signal(child.pidfd, number)
-        except ProcessLookupError:
-            pass  # it has ended: its pidfd fires
 
     def forget(self) -> None:
         """Stop watching the workers, which continue to run."""

@@ -547,14 +547,11 @@ def supervisor_pid(root: str | os.PathLike[str]) -> int | None:
     """
     if native.SUPERVISOR not in living_kinds(root, 1):
         return None
-    try:
-        with EngineMemory.of(root) as memory:
-            line = memory.control.workers[native.SUPERVISOR]
-            pid, start_ms = native.load(line, "pid"), native.load(line, "start_time_ms")
-        if is_alive(pid, start_ms):
+    with contextlib.suppress(EngineUnavailableError), EngineMemory.of(root) as memory:
+        line = memory.control.workers[native.SUPERVISOR]
+        pid = native.load(line, "pid")
+        if is_alive(pid, native.load(line, "start_time_ms")):
             return pid
-    except EngineUnavailableError:
-        pass
     holder = kind_holder(root, native.SUPERVISOR)
     return holder if holder is not None and _is_supervisor(holder) else None
 

@@ -13,6 +13,7 @@ a producer lives), readable home directories (Python may be installed there), ml
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -40,14 +41,11 @@ def worker_unit(kind: Kind) -> str:
 
 def runs(kind_name: str, root: Path) -> bool:
     """Whether this kind runs in the engine; without one, or during the recovery of a dead one, in one with the store's settings."""
-    try:
-        with EngineMemory.of(root) as memory:
-            line = memory.control.workers[native.SUPERVISOR]
-            is_alive_engine = not memory.retired and is_alive(native.load(line, "pid"), native.load(line, "start_time_ms"))
-            if is_alive_engine and native.SUPERVISOR in living_kinds(root, 1):
-                return any(kind.name == kind_name for kind in kinds_of(memory.identity))
-    except EngineError:
-        pass
+    with contextlib.suppress(EngineError), EngineMemory.of(root) as memory:
+        line = memory.control.workers[native.SUPERVISOR]
+        is_alive_engine = not memory.retired and is_alive(native.load(line, "pid"), native.load(line, "start_time_ms"))
+        if is_alive_engine and native.SUPERVISOR in living_kinds(root, 1):
+            return any(kind.name == kind_name for kind in kinds_of(memory.identity))
     config = load_config(root, {})
     kinds = kinds_with(config)
     return any(kind.name == kind_name for kind in kinds)
@@ -56,16 +54,13 @@ def runs(kind_name: str, root: Path) -> bool:
 def why_not_up(name: str, root: Path) -> list[str]:
     """Return a sentence for each unit of the store `name` that is not up; [] once the supervisor and all workers are ready."""
     down, said = [STORE_UNIT], ""
-    try:
-        with EngineMemory.of(root) as memory:
-            living = living_kinds(root)
-            if memory.state == native.STATE_RUNNING and native.SUPERVISOR in living:
-                down = [worker_unit(kind) for kind in kinds_of(memory.identity) if kind.number not in living
-                        or native.load(memory.control.workers[kind.number], "state") != native.WORKER_READY]
-            elif memory.state in (native.STATE_DEGRADED, native.STATE_READ_ONLY):
-                said = native.reason(memory.control)
-    except EngineError:
-        pass
+    with contextlib.suppress(EngineError), EngineMemory.of(root) as memory:
+        living = living_kinds(root)
+        if memory.state == native.STATE_RUNNING and native.SUPERVISOR in living:
+            down = [worker_unit(kind) for kind in kinds_of(memory.identity) if kind.number not in living
+                    or native.load(memory.control.workers[kind.number], "state") != native.WORKER_READY]
+        elif memory.state in (native.STATE_DEGRADED, native.STATE_READ_ONLY):
+            said = native.reason(memory.control)
     units = [unit.replace("@.", f"@{name}.") for unit in down]
     return [f"{unit} is not up: {_status_text(unit) or said or f'journalctl -u {unit}'}" for unit in units]
 
