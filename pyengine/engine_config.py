@@ -275,7 +275,13 @@ class EngineConfig:
 
     def _check_replication(self) -> None:
         if self.ha_allow_plain:
-            _check_networks(self.ha_allow_plain_list)
+            from ipaddress import ip_network
+
+            for text in self.ha_allow_plain_list:
+                try:
+                    ip_network(text)
+                except ValueError as error:
+                    raise ConfigError(f"ha_allow_plain: {error}: give addresses and networks, as in 10.0.0.7 or 10.0.0.0/24,::1") from None
         for name, address in [("ha_master_address", self.ha_master_address), *(("ha_peers", one) for one in self.ha_peer_list)]:
             if address and not _has_port(address):
                 raise ConfigError(f"{name} = {address} is not an address: give host:port, as in 10.0.0.1:10912 or [::1]:10912")
@@ -412,16 +418,6 @@ def _has_port(address: str) -> bool:
         return split_address(address)[1] > 0
     except ValueError:
         return False
-
-
-def _check_networks(texts: list[str]) -> None:
-    from ipaddress import ip_network
-
-    for text in texts:
-        try:
-            ip_network(text)
-        except ValueError as error:
-            raise ConfigError(f"ha_allow_plain: {error}: give addresses and networks, as in 10.0.0.7 or 10.0.0.0/24,::1") from None
 
 
 SETTINGS: dict[str, Setting] = settings_of(EngineConfig)
