@@ -218,7 +218,11 @@ class _Backup:
             with log_held(self._store.root):  # waits for deletions that began before the hold
                 pass
         self._tables = list(_config_tables(self._root))
-        end = self._whole_end(before, self._flushed_end())
+        try:
+            flushed = flushed_end(self._store)
+        except UsageError as error:
+            raise UsageError(f"{self._root} cannot be backed up now, because it is not known how far its log is durable: {error}") from None
+        end = self._whole_end(before, flushed)
         starts = [start for start in self._store.commit_log.starts() if start < end]
         first = starts[0] if starts else end
         for expected, start in zip(range(first, end, self._segment_bytes), [*starts, -1]):
@@ -232,12 +236,6 @@ class _Backup:
             taken_ms=time.time_ns() // 1_000_000, min_offset=first, end=end,
             verified_from=None if reading.watermark is None or reading.is_copied else reading.watermark.verified_from,
             settings=_rebuild_settings(self._store), pieces=())
-
-    def _flushed_end(self) -> int:
-        try:
-            return flushed_end(self._store)
-        except UsageError as error:
-            raise UsageError(f"{self._root} cannot be backed up now, because it is not known how far its log is durable: {error}") from None
 
     def _whole_end(self, before: Manifest | None, end: int) -> int:
         """Return the offset up to which to copy the log: `end`; for a store that lost synced records, what its files still have.

@@ -1521,7 +1521,11 @@ class Consumer:
             return True
         wanted = set(self._session.share(queue_ids))
         if not wanted and "idle" not in self._warned and self._retry_topic is not None:
-            self._warn_of_idleness(self._session.members, len(queue_ids))
+            sentence = lack_of_queues(self._reader.root, self.topic, self.group or "", self._session.members, len(queue_ids))
+            if sentence:
+                self._warned.add("idle")
+                self._note(sentence)
+                warnings.warn(sentence, stacklevel=1)
         with self._state:
             for held in list(self._held.values()):
                 if not self._group_session.holds(held.grant):
@@ -1554,13 +1558,6 @@ class Consumer:
             if sentence:
                 self._warned.add("wanted")
                 self._note(sentence)
-
-    def _warn_of_idleness(self, members: int, queues: int) -> None:
-        sentence = lack_of_queues(self._reader.root, self.topic, self.group or "", members, queues)
-        if sentence:
-            self._warned.add("idle")
-            self._note(sentence)
-            warnings.warn(sentence, stacklevel=2)
 
     def _take(self, queue_ids: Iterable[int]) -> None:
         for queue_id, (claim, stored, flight) in self._group_session.take(queue_ids).items():

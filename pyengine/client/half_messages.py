@@ -302,8 +302,10 @@ class PreparedCheck:
             self._recent = {group for group, time_ms in times_ms.items() if 0 <= start_ms - time_ms < again_after_ms}
             try:
                 with self._halves.lock:
-                    if self._wait_for_dispatch():
-                        for queue_id in self._halves.reader().queue_ids(constants.TRANSACTION_HALF_TOPIC):
+                    reader = self._halves.reader()
+                    # Otherwise a transaction that has ended would be checked and committed again.
+                    if reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S):
+                        for queue_id in reader.queue_ids(constants.TRANSACTION_HALF_TOPIC):
                             self._check_queue(queue_id, can_ask, asked)
             finally:
                 if self._done:
@@ -328,14 +330,6 @@ class PreparedCheck:
                 return
             time.sleep(FLUSHED_POLL_INTERVAL_S)
         self._reached = _RoundProgress(read_epoch(self._halves.root))
-
-    def _wait_for_dispatch(self) -> bool:
-        """Wait until the log is dispatched up to its current end; False if it is not in time.
-
-        Otherwise a transaction that has ended would be checked and committed again.
-        """
-        reader = self._halves.reader()
-        return reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)
 
     def _check_queue(self, queue_id: int, can_ask: Callable[[Message], bool], asked: list[Message]) -> None:
         reader = self._halves.reader()

@@ -262,20 +262,15 @@ def property_text(name: str, value: str, what: str) -> str:
     return f"{name}{constants.NAME_VALUE_SEPARATOR}{property_value(name, value, what)}"
 
 
-def _light_queues(names: str) -> None:
-    """Raise RefusedError unless a program may put to every topic that INNER_MULTI_DISPATCH names."""
-    for name in names.split(constants.MULTI_DISPATCH_SEPARATOR):
-        try:
-            put_topic_bytes(name)
-        except RefusedError as refused:
-            raise RefusedError(f"a queue in {constants.PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}", refused.status) from None
-
-
 def _user_property(name: str, value: str) -> str:
     if not arguments.text(name, "a property's name") or any(mark in name for mark in _FORBIDDEN):
         raise RefusedError(f"the property name {name!r} is empty or holds a character 0, 1 or 2")
     if name == constants.PROPERTY_INNER_MULTI_DISPATCH:
-        _light_queues(value)
+        for topic in value.split(constants.MULTI_DISPATCH_SEPARATOR):
+            try:
+                put_topic_bytes(topic)
+            except RefusedError as refused:
+                raise RefusedError(f"a queue in {constants.PROPERTY_INNER_MULTI_DISPATCH}: {refused.reason}", refused.status) from None
     elif name in _RESERVED:
         raise RefusedError(f"the property name {name} is reserved by RocketMQ: use the argument for it, or another name")
     return property_text(name, value, f"the property {name}")
