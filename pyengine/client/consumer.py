@@ -1,9 +1,5 @@
 """`pyengine.consume`: read a topic, alone or together with the other members of a group (docs/consumers.md).
 
-    with pyengine.consume(path, "orders", group="billing", tags="paid || sent") as consumer:
-        for message in consumer:
-            process(message)
-
 Further topics, and the retry topic of the group, have inner consumers of their own.
 """
 

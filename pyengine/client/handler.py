@@ -1,10 +1,5 @@
 """`pyengine.run_consumer`: call a function with each message of a topic, until a signal or event ends it.
 
-    def handle(message):
-        send_invoice(message.body)
-
-    pyengine.run_consumer("my-store", "orders", "billing", handle, concurrency=4)
-
 A message is acknowledged when the handler returns and given back (Consumer.retry) when it raises. If it cannot be given
 back now, because no engine runs or the disk is full, the handler gets it again after HANDLE_AGAIN_S, as in RocketMQ's
 ConsumeMessageConcurrentlyService.

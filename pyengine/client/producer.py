@@ -1,10 +1,5 @@
 """Producer: puts into a running engine through a session of its own.
 
-    with pyengine.connect(path) as producer:
-        producer.put("orders", b"...", tags="new", keys="42")
-        producer.put_many("orders", bodies)              # one answer for all of them
-        future = producer.put_async("orders", b"...")    # or: await producer.put_async(...)
-
 What the statuses say is in docs/promises.md. When the engine dies or is replaced by another start, pending puts become
 indeterminate within about a second; in a forked child the parent's are. An exception of a signal handler ends the put that it
 interrupts, and the producer stays usable. A producer that is dropped without close() ends by itself.

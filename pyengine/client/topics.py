@@ -1,14 +1,5 @@
 """The topics of a store, and topics whose messages are values of a type.
 
-    topics = pyengine.Topics(path)
-    topics.create("orders", queues=4)
-    print([(each.topic, each.messages) for each in topics.list()])
-
-    orders = pyengine.Topic("orders", Order)
-    orders.put(producer, Order(17, "paid"))
-    with orders.consume(path, group="billing") as consumer:
-        print([each.value.state for each in consumer.pull()])
-
 A body that does not decode can never be handled, so it becomes a dead letter of the group, with the reason as a property.
 """
 

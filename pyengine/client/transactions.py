@@ -1,10 +1,6 @@
 """A producer's transactions: messages that consumers see only after their producer has committed them.
 
-With RocketMQ's half messages and their check-back (half_messages.py):
-
-    with producer.transaction(checker=look_it_up) as transaction:
-        transaction.put("orders", b"order 17 is paid")      # no consumer sees it yet
-        pay()                                                # an exception rolls it back
+They are RocketMQ's half messages, with their check-back (half_messages.py).
 """
 
 from __future__ import annotations

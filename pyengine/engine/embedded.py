@@ -1,9 +1,5 @@
 """Run an engine from Python: embed it, start and stop it, or connect to it.
 
-    with pyengine.Engine(path, flush_disk_type="SYNC_FLUSH") as engine:   # workers as children, orderly stop at exit
-        with engine.connect() as producer: ...
-    with pyengine.connect(path) as producer: ...                          # to an engine that runs already
-
 An engine is always a separate supervisor process and its workers. An embedded engine stops in
 order when the process that embeds it ends, even if that process is killed or has forked
 children: the supervisor watches it by a pidfd, and by a pipe whose other end only that process
