@@ -214,38 +214,22 @@ class Engine(arguments.AsyncBlock):
                 self.stop()
 
     async def __aenter__(self) -> Engine:
-        start = _AbandonableStart(self)
-        loop = arguments.event_loop()
+        loop, came = arguments.event_loop(), list[str]()  # in this order; an append is one step for all threads
+
+        def start() -> None:
+            self.start()
+            came.append("start")
+            if came[0] == "end":  # its caller has gone meanwhile
+                self.stop()
+
         try:
             await loop.run_in_executor(None, start)
         except BaseException:  # cancelled, for example: the thread goes on
-            if start.abandon():
+            came.append("end")
+            if came[0] == "start":
                 await loop.run_in_executor(None, self.stop)
             raise
         return self
-
-
-class _AbandonableStart:
-    """A start in a thread, which stops the engine again if its caller has gone meanwhile."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._lock = threading.Lock()
-        self._is_abandoned = self._is_done = False
-
-    def __call__(self) -> None:
-        self._engine.start()
-        with self._lock:
-            self._is_done = True
-            if not self._is_abandoned:
-                return
-        self._engine.stop()
-
-    def abandon(self) -> bool:
-        """Let the thread stop the engine; True if it has ended before, so that the caller must."""
-        with self._lock:
-            self._is_abandoned = True
-            return self._is_done
 
 
 class _StartEndedError(EngineError):
