@@ -121,11 +121,10 @@ static void follow(struct front_object *front)
     Py_CLEAR(front->turn_topic);
 }
 
-static PyObject *front_follow(PyObject *object, PyObject *unused)
+static PyObject *front_follow(PyObject *object, PyObject *none)
 {
-    (void)unused;
     follow((struct front_object *)object);
-    return Py_NewRef(Py_None);
+    Py_RETURN_NONE;
 }
 
 /* Take the topic's next queue: 1; 0 if Python must, which reads how many queues there are; -1 with an exception. */
@@ -586,14 +585,10 @@ static int front_init(PyObject *object, PyObject *arguments, PyObject *names)
         PyErr_SetString(PyExc_TypeError, "a producer is made once"); /* a put may be in progress in another thread */
         return -1;
     }
-    PyObject *prefixes = PyDict_New(), *turns = PyDict_New();
-    if (prefixes == NULL || turns == NULL) {
-        Py_XDECREF(prefixes);
-        Py_XDECREF(turns);
+    replace(&front->prefixes, PyDict_New());
+    replace(&front->turns, PyDict_New());
+    if (front->prefixes == NULL || front->turns == NULL)
         return -1;
-    }
-    replace(&front->prefixes, prefixes);
-    replace(&front->turns, turns);
     replace(&front->puts, Py_NewRef(puts));
     return 0;
 }
