@@ -631,7 +631,7 @@ class Admin:
     async def clean_unused(self, request: Request) -> Answer:
         """Clean, and report an error while deleted topics still have messages, with which their queue files go, but the last of each."""
         await self.clean(request)
-        known = self._names.topic_table().keys()
+        known = self._names.with_system_topics(self._names.file_of_topics())
 
         def collect() -> list[str]:
             return sorted(

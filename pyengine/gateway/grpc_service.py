@@ -320,9 +320,6 @@ class GrpcServer(Server):
             found = self._names.group(group)
         return found or SubscriptionGroup(group)
 
-    async def _is_fifo(self, group: str) -> bool:
-        return (await self._group_row(group)).is_ordered
-
     def _message_types(self, topic: TopicConfig) -> list[int]:
         """Return which types of messages a topic takes: those that a tool of RocketMQ 5 gave it, else all."""
         v2 = self._v2
@@ -359,8 +356,8 @@ class GrpcServer(Server):
         answer = v2.QueryAssignmentResponse(status=self._status("OK"))
         if topic.perm & PERM_READ:
             await self._names.read_ahead()  # for a group that was changed just now; its client keeps the answer
-            queues = range(topic.read_queue_nums) if await self._is_fifo(self._group(client, request.group)) else [-1]
-            for queue_id in queues:
+            group = await self._group_row(self._group(client, request.group))
+            for queue_id in range(topic.read_queue_nums) if group.is_ordered else [-1]:
                 answer.assignments.add(message_queue=self._queue(client, request.topic, queue_id, v2.READ_WRITE, request.endpoints))
         if not answer.assignments:
             raise CallRefusedError("FORBIDDEN", f"the topic {name} has no readable queue")
@@ -525,7 +522,7 @@ class GrpcServer(Server):
         """Send what the gateway gives within the time that the client waits: a status, messages, a time."""
         v2, queue, expression = self._v2, request.message_queue, request.filter_expression
         group, (name, _) = self._group(client, request.group), await self._topic(client, queue.topic)
-        is_fifo = await self._is_fifo(group)
+        is_fifo = (await self._group_row(group)).is_ordered
         # A simple consumer names one queue after another, and would wait at an empty one: as RocketMQ's proxy, any will do.
         fields = {"consumerGroup": group, "topic": name, "queueId": str(queue.id if is_fifo else -1),
                   "maxMsgNums": str(min(max(1, request.batch_size), BATCH_MAX)), "initMode": "0",

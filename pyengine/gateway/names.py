@@ -277,9 +277,6 @@ class Names:
         """Return the topics of topics.json, at most RECENT_S old; the same object while the file is the same."""
         return self._topics.recent().rows
 
-    def topic_table(self) -> dict[str, TopicConfig]:
-        return self._system | self._topics.table().rows
-
     def file_of_topics(self) -> NamedRows[TopicConfig]:
         """Return the content of topics.json now; the same object while the file is the same."""
         return self._topics.table()
@@ -406,7 +403,7 @@ class Routes:
         return {} if row is None else {self._name: row}
 
     def topic_count(self, broker: str) -> int:
-        return len(self._names.topic_table())
+        return len(self._names.with_system_topics(self._names.file_of_topics()))
 
     def of_topics(self, name: str, make: Callable[[Mapping[str, TopicConfig]], bytes]) -> bytes:
         """Return what `make` makes of all topics, once for each change of them; `name` tells the lists apart."""
