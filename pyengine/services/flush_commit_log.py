@@ -310,7 +310,7 @@ class CommitRealTimeService(Service):
             self._free_full_buffers()
         if committed == before:
             return False
-        if self.blocked_reason:
+        if self._blocked.text:
             self._blocked.clear()
             self._retry_ns = 0
             native.store(self._line, "error_number", 0)
@@ -358,7 +358,7 @@ class CommitRealTimeService(Service):
             self._memory.wake(native.WRITER)
 
     def pause_s(self) -> float:
-        if self.blocked_reason and not self._is_frozen:
+        if self._blocked.text and not self._is_frozen:
             return max(0.01, (self._retry_ns - monotonic_ns()) / 1e9)
         return self._pause_s
 

@@ -78,6 +78,7 @@ class FlushConsumeQueueService(Service):
         self._ordered_from = own.ordered_from
         self._adopted = AdoptedLog(context.store, own.verified_from,
                                    lambda: native.load_position(self._control.min_offset), context.report)
+        self._reasons.append(self._adopted.blocked)
         self._topics = TopicConfigs(context.store.root)
         self._topics_blocked = BlockedReason(context.report)
         self._entered: dict[str, int] = {}  # topic -> the highest queue id that its entry in topics.json covers
@@ -88,11 +89,6 @@ class FlushConsumeQueueService(Service):
         """Take the interval; the next round is due at once."""
         self._interval_ns = config.flush_interval_consume_queue_ms * 1_000_000
         self._due_ns = 0
-
-    @property
-    def blocked_reason(self) -> str:
-        """Why files cannot be written; if they can, why the log from before this engine cannot be read, or its damage."""
-        return self._blocked.text or self._adopted.blocked.text
 
     def work(self) -> bool:
         """Run a round, and read a slice of the old log, if they are due."""

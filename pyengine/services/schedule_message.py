@@ -143,7 +143,8 @@ class ScheduleMessageService(Service):
         self._written: dict[int, int] = {}
         self._timer_offset = 0
         self._last_reported = ""
-        self._unsaved = BlockedReason(context.report)
+        self._unsaved = BlockedReason(context.report)  # why delayOffset.json cannot be written
+        self._reasons.append(self._unsaved)
         self._producer: Producer | None = None
         self._used_ns = 0
         self._retry_ns = 0
@@ -219,11 +220,6 @@ class ScheduleMessageService(Service):
         if self._producer is not None and not more and now_ns >= self._used_ns + SESSION_IDLE_NS:
             self._end_session()
         return more and not self._retry_ns
-
-    @property
-    def blocked_reason(self) -> str:
-        """Why delayed messages are not delivered, or why `delayOffset.json` cannot be written."""
-        return self._blocked.text or self._unsaved.text
 
     def pause_s(self) -> float:
         if self._is_idle or self._memory.state != native.STATE_RUNNING:

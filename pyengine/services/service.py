@@ -97,11 +97,12 @@ class Service(ABC):
         self._heartbeat = context.heartbeat
         self._recorder = context.recorder
         self._blocked = BlockedReason(context.report)
+        self._reasons = [self._blocked]  # the first one that has a text counts
 
     @property
     def blocked_reason(self) -> str:
         """Why the service cannot work, for `status`; "" when it can."""
-        return self._blocked.text
+        return next((each.text for each in self._reasons if each.text), "")
 
     @property
     def blocked_errno(self) -> int:

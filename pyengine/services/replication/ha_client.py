@@ -113,6 +113,7 @@ class HAClient(Service):
         self._log = CommitLog(context.store.root, self._segment_bytes)
         self._tables = TableSink(context.store.root, self._load_flushed, context.report)
         self._notes = ReplicationNotes(context, self._tables.apply)
+        self._reasons += [self._notes.blocked, self._tables.blocked]  # `status` shows a missing link elsewhere
         self._notes.note()  # from now on the note says that the store is a slave
         self._notes.start()
         self._replication = replication
@@ -169,11 +170,6 @@ class HAClient(Service):
     def _remedy(self, offset: int) -> str:
         """Return what the operator can do if the master has no bytes, or different ones, from `offset` on."""
         return REJOIN if offset >= self._load_confirm() else MASTER_LOST
-
-    @property
-    def blocked_reason(self) -> str:
-        """Return why its progress cannot be written; `status` shows a missing link elsewhere."""
-        return self._notes.blocked.text or self._tables.blocked.text
 
     def pause_s(self) -> float:
         return max(0.01, min(1.0, (self._retry_ns - self._clock_ns()) / 1e9))

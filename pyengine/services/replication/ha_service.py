@@ -130,6 +130,7 @@ class HAService(Service):
         self._thread = threading.Thread(target=self._serve, name="slaves", daemon=True)
         self._replication = replication
         self._notes = ReplicationNotes(context, self._tables.read_queue_ends)
+        self._reasons.append(self._notes.blocked)
         self._replication.listening(self.port if self._listener else 0)
         self._publish_connected()
 
@@ -193,11 +194,6 @@ class HAService(Service):
         """Wake the worker's thread, from the slaves' thread under the lock, for a slave that takes bytes again."""
         self._links.resume_sending()
         self._memory.wake(native.REPLICATOR)
-
-    @property
-    def blocked_reason(self) -> str:
-        """Return why it cannot accept slaves, or cannot write what they have confirmed."""
-        return self._blocked.text or self._notes.blocked.text
 
     def pause_s(self) -> float:
         return PAUSE_S
