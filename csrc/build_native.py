@@ -56,6 +56,7 @@ CONCEPTS = (
     "log_tail",
     "raw_append",
     "take_entry",
+    "queue_keys",
     "consume_queue",
     "index_file",
     "dispatch",

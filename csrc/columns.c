@@ -9,58 +9,6 @@
 
 /* -- the filter ------------------------------------------------------------- */
 
-static const struct ms_filter_queue *find_queue(const struct ms_row_filter *filter, const uint8_t *topic,
-                                                int32_t topic_bytes, int32_t queue_id)
-{
-    const uint64_t hash = ms_queue_hash(topic, topic_bytes, queue_id);
-    for (uint32_t at = (uint32_t)hash;; at++) {
-        const int32_t number = filter->places[at & (uint32_t)filter->place_mask];
-        if (number < 0)
-            return NULL;
-        const struct ms_filter_queue *const queue = &filter->queues[number];
-        if (queue->hash == hash && queue->queue_id == queue_id && queue->topic_bytes == topic_bytes &&
-            memcmp(filter->topics + queue->topic_at, topic, (size_t)topic_bytes) == 0)
-            return queue;
-    }
-}
-
-static void enter(struct ms_row_filter *filter, int32_t number)
-{
-    uint32_t at = (uint32_t)filter->queues[number].hash;
-    while (filter->places[at & (uint32_t)filter->place_mask] >= 0)
-        at++;
-    filter->places[at & (uint32_t)filter->place_mask] = number;
-}
-
-int ms_filter_add(struct ms_row_filter *filter, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id,
-                  int64_t first_offset, int64_t end_offset)
-{
-    if (filter->queue_count == filter->queue_capacity || 2 * (filter->queue_count + 1) > filter->place_mask + 1 ||
-        filter->topics_bytes + topic_bytes > filter->topics_capacity)
-        return -ENOSPC;
-    struct ms_filter_queue *const queue = &filter->queues[filter->queue_count];
-    queue->hash = ms_queue_hash(topic, topic_bytes, queue_id);
-    queue->topic_at = filter->topics_bytes;
-    queue->topic_bytes = topic_bytes;
-    queue->queue_id = queue_id;
-    queue->first_offset = first_offset;
-    queue->end_offset = end_offset;
-    queue->start_ms = INT64_MIN;
-    queue->end_ms = INT64_MAX;
-    memcpy(filter->topics + filter->topics_bytes, topic, (size_t)topic_bytes);
-    filter->topics_bytes += topic_bytes;
-    enter(filter, filter->queue_count++);
-    return 0;
-}
-
-void ms_filter_rehash(struct ms_row_filter *filter)
-{
-    for (int32_t at = 0; at <= filter->place_mask; at++)
-        filter->places[at] = -1;
-    for (int32_t number = 0; number < filter->queue_count; number++)
-        enter(filter, number);
-}
-
 static int has_wanted_tag(const struct ms_row_filter *filter, const struct ms_record *record)
 {
     struct ms_routing routing;
@@ -83,13 +31,14 @@ static int is_wanted(const struct ms_row_filter *filter, const struct ms_record 
         return 0;
     if (filter->by_queue) {
         const int32_t queue_id = ms_record_queue_id(record);
-        const struct ms_filter_queue *const queue = find_queue(filter, record->topic, record->topic_bytes, queue_id);
-        if (queue == NULL) {
+        const int number = ms_queue_keys_find(&filter->keys, record->topic, record->topic_bytes, queue_id);
+        if (number < 0) {
             selection->unknown_topic = record->topic;
             selection->unknown_topic_bytes = record->topic_bytes;
             selection->unknown_queue_id = queue_id;
             return MS_COLUMNS_NEEDS_QUEUE;
         }
+        const struct ms_filter_queue *const queue = &filter->queues[number];
         const int64_t queue_offset = ms_record_queue_offset(record);
         if (queue_offset < queue->first_offset || queue_offset >= queue->end_offset ||
             record->store_timestamp_ms < queue->start_ms || record->store_timestamp_ms >= queue->end_ms)

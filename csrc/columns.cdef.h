@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "queue_keys.h"
 #include "record.h"
 
 /* Columns of whole numbers: 4 bytes ... */
@@ -45,26 +46,16 @@
 
 /* The wanted part of a queue. */
 struct ms_filter_queue {
-    uint64_t hash;
-    int64_t topic_at;          /* in ms_row_filter.topics */
-    int32_t topic_bytes;
-    int32_t queue_id;
     int64_t first_offset;      /* rows with first_offset <= queue offset < end_offset */
     int64_t end_offset;
-    int64_t start_ms;          /* and start_ms <= store time < end_ms; all times at first */
+    int64_t start_ms;          /* and start_ms <= store time < end_ms */
     int64_t end_ms;
 };
 
 struct ms_row_filter {
+    struct ms_queue_keys keys; /* of the queues that were met; the caller adds one that is not */
     struct ms_filter_queue *queues;
-    int32_t *places;           /* queue number, or -1; linear probing, at most half full */
-    uint8_t *topics;
     const struct ms_text *tags; /* wanted TAGS, any of them */
-    int64_t topics_bytes;
-    int64_t topics_capacity;
-    int32_t queue_count;
-    int32_t queue_capacity;
-    int32_t place_mask;
     int32_t tag_count;
     int32_t by_queue;          /* 0: every queue is wanted */
     int32_t by_tag;            /* 0: any tag, and none */
@@ -102,12 +93,6 @@ struct ms_column {
     int32_t *offsets;          /* of texts: rows + 1 */
     uint8_t *validity;         /* one bit a row; NULL without nulls */
 };
-
-/* Add a queue to the filter: 0, or -ENOSPC if a table is full (the caller makes larger ones). */
-int ms_filter_add(struct ms_row_filter *filter, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id,
-                  int64_t first_offset, int64_t end_offset);
-/* Enter all queues into `places`, which the caller has just replaced. */
-void ms_filter_rehash(struct ms_row_filter *filter);
 
 /* Select records that begin in [position, end). Reads nothing at or above `limit`. Returns MS_CASE_* (RANGE_END: done),
  * MS_COLUMNS_FULL or MS_COLUMNS_NEEDS_QUEUE. */

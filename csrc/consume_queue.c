@@ -4,39 +4,13 @@
 #include "arrivals.h"
 #include "flush.cdef.h"
 
-int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id)
-{
-    const uint64_t hash = ms_queue_hash(topic, topic_bytes, queue_id);
-    for (uint32_t at = (uint32_t)hash;; at++) {
-        const int32_t number = set->buckets[at & (uint32_t)set->bucket_mask];
-        if (number < 0)
-            return -1;
-        const struct ms_queue *const queue = &set->queues[number];
-        if (queue->hash == hash && queue->queue_id == queue_id && queue->topic_bytes == topic_bytes &&
-            memcmp(set->topics + queue->topic_at, topic, (size_t)topic_bytes) == 0)
-            return number;
-    }
-}
-
-static void insert_bucket(struct ms_queue_set *set, int32_t number)
-{
-    uint32_t at = (uint32_t)set->queues[number].hash;
-    while (set->buckets[at & (uint32_t)set->bucket_mask] >= 0)
-        at++;
-    set->buckets[at & (uint32_t)set->bucket_mask] = number;
-}
-
 int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id)
 {
-    if (set->count == set->capacity || 2 * (set->count + 1) > set->bucket_mask + 1 ||
-        set->topics_bytes + topic_bytes > set->topics_capacity)
-        return -ENOSPC;
-    const int32_t number = set->count++;
+    const int number = ms_queue_keys_add(&set->keys, topic, topic_bytes, queue_id);
+    if (number < 0)
+        return number;
     struct ms_queue *const queue = &set->queues[number];
     memset(queue, 0, sizeof *queue);
-    queue->hash = ms_queue_hash(topic, topic_bytes, queue_id);
-    queue->topic_at = set->topics_bytes;
-    queue->topic_bytes = topic_bytes;
     queue->queue_id = queue_id;
     queue->arrival_slot = ms_arrivals_slot(topic, topic_bytes, queue_id);
     queue->max_physical = -1;
@@ -45,18 +19,7 @@ int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_b
     queue->chunk = -1;
     if (set->topic_stats != NULL)
         queue->counted = ms_topic_stats_find(set->topic_stats, topic, (uint32_t)topic_bytes);
-    memcpy(set->topics + set->topics_bytes, topic, (size_t)topic_bytes);
-    set->topics_bytes += topic_bytes;
-    insert_bucket(set, number);
     return number;
-}
-
-void ms_queue_rehash(struct ms_queue_set *set)
-{
-    for (int32_t at = 0; at <= set->bucket_mask; at++)
-        set->buckets[at] = -1;
-    for (int32_t number = 0; number < set->count; number++)
-        insert_bucket(set, number);
 }
 
 void ms_queue_encode_entry(uint8_t *to, int64_t physical_offset, int32_t size_bytes, int64_t tags_code)

@@ -28,9 +28,6 @@ struct ms_queue {
     int64_t max_physical;    /* physical end of the newest message in it; -1 none */
     int64_t file_start;      /* byte of the queue at which the open file begins */
     int64_t allocated_bytes; /* of the open file; -1 not known */
-    uint64_t hash;           /* of topic and queue id */
-    int64_t topic_at;        /* in ms_queue_set.topics */
-    int32_t topic_bytes;
     int32_t queue_id;
     int32_t fd;              /* -1: none is open */
     int32_t chunk;           /* -1: nothing is gathered */
@@ -72,18 +69,12 @@ struct ms_ext_set {
 };
 
 struct ms_queue_set {
+    struct ms_queue_keys keys;
     struct ms_queue *queues;
     struct ms_ext_set *ext;  /* new entries name units of the extension; NULL: they carry the tags code */
-    int32_t *buckets;        /* queue number, or -1; linear probing, at most half full */
-    uint8_t *topics;
     struct ms_queue_chunk *chunks;
     struct ms_topic_stats *topic_stats; /* NULL: nothing is counted */
     int64_t file_bytes;      /* size of every queue file: a multiple of 20 */
-    int64_t topics_bytes;
-    int64_t topics_capacity;
-    int32_t count;
-    int32_t capacity;
-    int32_t bucket_mask;
     int32_t chunk_count;
     int32_t chunks_used;
     uint32_t tick;           /* +1 a batch; the age of descriptors is told by it */
@@ -92,12 +83,8 @@ struct ms_queue_set {
     int64_t out_of_order;    /* those beyond their queue's end, appended at the end, and those below it, left out, as in RocketMQ */
 };
 
-/* Return the number of the queue, or -1. */
-int ms_queue_find(const struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id);
-/* Add a queue without a file; return its number, or -ENOSPC if a table is full (the caller makes larger ones). */
+/* Add a queue without a file; return as ms_queue_keys_add. */
 int ms_queue_add(struct ms_queue_set *set, const uint8_t *topic, int32_t topic_bytes, int32_t queue_id);
-/* Enter all queues into `buckets`, which the caller has just replaced. */
-void ms_queue_rehash(struct ms_queue_set *set);
 /* Gather one entry: 0, MS_QUEUE_NEEDS_FILE (attach the file that holds byte 20 * `*position`), MS_QUEUE_NEEDS_EXT
  * (attach the queue's extension file), or -errno. A message whose end is at or below max_physical was dispatched before:
  * its entry is written only if the file does not have it, and then with the tags code itself. */

@@ -85,7 +85,7 @@ static int fail(struct ms_dispatch *d, int error)
 static int put_entry(struct ms_dispatch *d, const struct ms_record *record, const struct target *target,
                      int64_t physical_offset, int64_t tags_code)
 {
-    const int queue = ms_queue_find(&d->queues, target->topic.at, (int32_t)target->topic.bytes, target->queue_id);
+    const int queue = ms_queue_keys_find(&d->queues.keys, target->topic.at, (int32_t)target->topic.bytes, target->queue_id);
     if (queue < 0) {
         d->wanted_topic = target->topic.at;
         d->wanted_topic_bytes = (int32_t)target->topic.bytes;

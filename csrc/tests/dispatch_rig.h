@@ -11,6 +11,7 @@
 #define INDEX_BYTES (40 + 4 * INDEX_SLOTS + 20 * INDEX_ENTRIES)
 
 static struct ms_queue queues[QUEUES];
+static struct ms_queue_key keys[QUEUES];
 static int32_t buckets[2 * QUEUES];
 static uint8_t topics[QUEUES * 256];
 static struct ms_queue_chunk chunks[3]; /* few, so that the loop needs more */
@@ -23,15 +24,13 @@ static inline void rig_begin(struct ms_dispatch *d, uint8_t *index, int multi_di
     memset(d, 0, sizeof *d);
     memset(&progress, 0, sizeof progress);
     d->queues.queues = queues;
-    d->queues.buckets = buckets;
-    d->queues.topics = topics;
     d->queues.chunks = chunks;
     d->queues.chunk_count = sizeof chunks / sizeof *chunks;
     d->queues.file_bytes = FILE_BYTES;
-    d->queues.topics_capacity = sizeof topics;
-    d->queues.capacity = QUEUES;
-    d->queues.bucket_mask = 2 * QUEUES - 1;
-    ms_queue_rehash(&d->queues);
+    d->queues.keys = (struct ms_queue_keys){.key = keys, .buckets = buckets, .topics = topics, .topics_capacity = sizeof topics};
+    d->queues.keys.capacity = QUEUES;
+    d->queues.keys.bucket_mask = 2 * QUEUES - 1;
+    ms_queue_keys_rehash(&d->queues.keys);
     d->index = (struct ms_index_file){.base = index, .number = 1, .slots = INDEX_SLOTS, .entries = INDEX_ENTRIES, .allocated_bytes = INT64_MAX};
     d->progress = &progress;
     d->delays_ms = delays;
@@ -81,7 +80,7 @@ static inline int rig_run(struct ms_dispatch *d, const uint8_t *view, int64_t ba
 /* Check that the files have only whole entries of records in [base, end). */
 static inline void check_files(const struct ms_dispatch *d, int64_t base, int64_t end)
 {
-    for (int i = 0; i < d->queues.count; i++) {
+    for (int i = 0; i < d->queues.keys.count; i++) {
         uint8_t bytes[FILE_BYTES];
         if (queues[i].fd < 0)
             continue;

@@ -33,19 +33,19 @@ static inline void rig_begin(void *semaphore)
 
     static struct ms_queue queue[1];
     static struct ms_queue_chunk chunk[1];
+    static struct ms_queue_key key[1];
     static int32_t buckets[4];
     static uint8_t topics[16];
     static struct ms_dispatch dispatch = {.arrivals = &control.arrivals, .last_store_timestamp_ms = -1};
     struct ms_queue_set *const queues = &dispatch.queues;
     queues->queues = queue;
-    queues->buckets = buckets;
-    queues->topics = topics;
     queues->chunks = chunk;
-    queues->chunk_count = queues->capacity = 1;
+    queues->chunk_count = 1;
     queues->file_bytes = RECORDS * MS_QUEUE_ENTRY_BYTES;
-    queues->topics_capacity = sizeof topics;
-    queues->bucket_mask = 3;
-    ms_queue_rehash(queues);
+    queues->keys = (struct ms_queue_keys){.key = key, .buckets = buckets, .topics = topics, .topics_capacity = sizeof topics};
+    queues->keys.capacity = 1;
+    queues->keys.bucket_mask = 3;
+    ms_queue_keys_rehash(&queues->keys);
     CHECK(ms_queue_add(queues, (const uint8_t *)"T", 1, 0) == 0);
     queue[0].fd = queue_fd;
     queue[0].allocated_bytes = queues->file_bytes;

@@ -1,70 +1,7 @@
 /* Columns of damaged segments: selecting reads nothing above its limit, filling writes exactly what was measured. */
-#include "segments.h"
-#include "../columns.cdef.h"
+#include "columns_rig.h"
 #include "../consume_queue.h"
 #include "../tally.h"
-#include "../utf8.h"
-
-#define ROWS_MAX 48
-
-static const int kinds[] = {0, 1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 32, 33, 34, 48, 49, 50};
-#define KINDS ((int)(sizeof kinds / sizeof *kinds))
-#define NAMES 3
-#define COLUMNS_MAX (NAMES + KINDS)
-
-/* Measure and fill columns whose memory ends at a guard page; call `between` after measuring. */
-static void check_columns(const struct ms_record *rows, int64_t count, struct ms_column *columns, int64_t column_count,
-                          void (*between)(void))
-{
-    struct guarded data[COLUMNS_MAX], offsets[COLUMNS_MAX], validity[COLUMNS_MAX];
-    ms_columns_measure(rows, count, columns, column_count);
-    for (int64_t i = 0; i < column_count; i++) {
-        struct ms_column *const column = &columns[i];
-        CHECK(column->bytes >= 0 && column->nulls >= 0 && column->nulls <= count);
-        data[i] = guarded_new(column->bytes);
-        offsets[i] = guarded_new(4 * (count + 1));
-        validity[i] = guarded_new((count + 7) / 8);
-        column->data = data[i].at;
-        column->offsets = (int32_t *)(void *)offsets[i].at;
-        column->validity = column->nulls > 0 ? validity[i].at : NULL;
-    }
-    if (between != NULL)
-        between();
-    ms_columns_fill(rows, count, columns, column_count);
-    for (int64_t i = 0; i < column_count; i++) {
-        const struct ms_column *const column = &columns[i];
-        if (column->kind >= MS_COLUMN_TOPIC) {
-            int32_t last;
-            memcpy(&last, offsets[i].at + 4 * count, 4);
-            const int is_exact = between == NULL && (column->kind < MS_COLUMN_BORN_HOST || column->kind == MS_COLUMN_GIVEN);
-            CHECK(is_exact ? last == column->bytes : last <= column->bytes);
-            const uint8_t *at = data[i].at;
-            int bad = 0;
-            while (at < data[i].at + last)
-                ms_utf8_next(&at, data[i].at + last, &bad);
-            CHECK(!bad || column->kind == MS_COLUMN_BODY || between != NULL);
-        }
-        guarded_free(&validity[i]);
-        guarded_free(&offsets[i]);
-        guarded_free(&data[i]);
-    }
-}
-
-static void fill_all(const struct ms_record *rows, int64_t count, void (*between)(void))
-{
-    static const struct ms_text names[NAMES] = {
-        {(const uint8_t *)"TAGS", 4}, {(const uint8_t *)"KEYS", 4}, {(const uint8_t *)"x", 1}};
-    struct ms_text texts[NAMES][ROWS_MAX];
-    struct ms_column columns[COLUMNS_MAX] = {0};
-    for (int i = 0; i < NAMES; i++) {
-        columns[i].kind = MS_COLUMN_PROPERTY;
-        columns[i].name = names[i];
-        columns[i].texts = texts[i];
-    }
-    for (int i = 0; i < KINDS; i++)
-        columns[NAMES + i].kind = kinds[i];
-    check_columns(rows, count, columns, COLUMNS_MAX, between);
-}
 
 /* Compare the groups of a tally with sums of the rows; a table that is too small stops before the row that does not fit. */
 static void count_all(const struct ms_record *rows, int64_t count)
@@ -135,8 +72,10 @@ static void select_all(const struct segment *s, int64_t limit, const struct ms_r
         count_all(rows, selection.count);
         if (found == MS_COLUMNS_NEEDS_QUEUE) {
             struct ms_row_filter *learning = (struct ms_row_filter *)filter;
-            CHECK(ms_filter_add(learning, selection.unknown_topic, selection.unknown_topic_bytes, selection.unknown_queue_id,
-                                0, (int64_t)dice(40)) == 0);
+            const int number = ms_queue_keys_add(&learning->keys, selection.unknown_topic, selection.unknown_topic_bytes,
+                                                 selection.unknown_queue_id);
+            CHECK(number >= 0);
+            learning->queues[number] = (struct ms_filter_queue){0, (int64_t)dice(40), INT64_MIN, INT64_MAX};
         }
     } while (found >= MS_COLUMNS_FULL);
     guarded_free(&view);
@@ -189,17 +128,14 @@ int main(void)
     dice_begin("columns");
     for (int round = 0; round < 60; round++) {
         static struct ms_filter_queue queues[128];
+        static struct ms_queue_key keys[128];
         static int32_t places[256];
         static uint8_t topics[4096];
         static const struct ms_text tags[] = {{(const uint8_t *)"a", 1}, {(const uint8_t *)"b", 1}};
         struct ms_row_filter filter = {
+            .keys = {keys, places, topics, .topics_capacity = sizeof topics, .capacity = 128, .bucket_mask = 255},
             .queues = queues,
-            .places = places,
-            .topics = topics,
             .tags = tags,
-            .topics_capacity = sizeof topics,
-            .queue_capacity = 128,
-            .place_mask = 255,
             .tag_count = 2,
             .by_queue = 1,
             .by_tag = (int32_t)dice(2),
@@ -207,7 +143,7 @@ int main(void)
             .start_ms = INT64_MIN,
             .end_ms = INT64_MAX,
         };
-        ms_filter_rehash(&filter);
+        ms_queue_keys_rehash(&filter.keys);
         segment_build(&s, 40, (int64_t)dice(1 << 30));
         if (round % 4 != 0)
             segment_damage(&s);

@@ -18,7 +18,7 @@ from pyengine.arguments import INT64_MAX
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_entry, unpack_header
 from pyengine.native.flush import FOLIO_BYTES_MAX, LoopSegment, raise_disk_error
-from pyengine.native.scan import REASONS, bounded, text_at
+from pyengine.native.scan import REASONS, QueueKeys, bounded, grown, text_at
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -156,8 +156,6 @@ def touched_queues(
 
 CHUNKS = 4096  # queues for which one batch gathers entries before it writes: 5 MiB, of which used pages alone take memory
 _new_raw = ffi.new_allocator(should_clear_after_alloc=False)
-_QUEUES_FIRST = 64
-_TOPIC_BYTES = 64  # room per queue; more is made when names are longer
 
 
 class QueueSet:
@@ -170,7 +168,8 @@ class QueueSet:
         struct.chunks = self._chunks
         struct.chunk_count = CHUNKS
         self._ext: ms_ext_set | None = None
-        self._make_room(_QUEUES_FIRST, _QUEUES_FIRST * _TOPIC_BYTES)
+        self._keys = QueueKeys(ffi.addressof(struct, "keys"))
+        self._make_room()
 
     def use_ext(self, file_bytes: int) -> None:
         """Write extension units for new entries, into files of `file_bytes` (csrc/consume_queue.cdef.h)."""
@@ -187,27 +186,18 @@ class QueueSet:
         return self._set.ext.queues[number]
 
     def _make_ext_room(self, ext: ms_ext_set) -> None:
-        fresh = ffi.new("struct ms_ext_queue[]", self._set.capacity)
-        before = 0
-        if self._ext_queues is not None:
-            before = len(self._ext_queues)
-            ffi.memmove(fresh, self._ext_queues, before * ffi.sizeof("struct ms_ext_queue"))
-        for number in range(before, self._set.capacity):
+        before, capacity = 0 if self._ext_queues is None else len(self._ext_queues), self._set.keys.capacity
+        self._ext_queues = ext.queues = fresh = grown("struct ms_ext_queue", ext.queues, before, capacity)
+        for number in range(before, capacity):
             fresh[number].fd, fresh[number].end, fresh[number].allocated_bytes = -1, -1, -1
-        self._ext_queues = ext.queues = fresh
 
     def __len__(self) -> int:
-        return self._set.count
+        return self._set.keys.count
 
     def add(self, topic: bytes, queue_id: int) -> int:
         """Add a queue, which has no file yet and begins at queue offset 0; return its number."""
-        number = lib.ms_queue_add(self._set, topic, len(topic), queue_id)
-        while number == -errno.ENOSPC:
-            grown = self._set.topics_capacity
-            if self._set.topics_bytes + len(topic) > grown:
-                grown = 2 * (grown + len(topic))
-            self._make_room(2 * self._set.capacity if self._set.count == self._set.capacity else self._set.capacity, grown)
-            number = lib.ms_queue_add(self._set, topic, len(topic), queue_id)
+        while (number := lib.ms_queue_add(self._set, topic, len(topic), queue_id)) == -errno.ENOSPC:
+            self._make_room()
         return number
 
     def __getitem__(self, number: int) -> ms_queue:
@@ -215,27 +205,17 @@ class QueueSet:
         return self._set.queues[number]
 
     def topic(self, number: int) -> bytes:
-        queue = self._set.queues[number]
-        return bytes(ffi.buffer(self._set.topics + queue.topic_at, queue.topic_bytes))
+        keys = self._set.keys
+        return bytes(ffi.buffer(keys.topics + keys.key[number].topic_at, keys.key[number].topic_bytes))
 
     def open_queues(self) -> Iterator[int]:
         """Yield the numbers of the queues that have an open file."""
-        for number in range(self._set.count):
+        for number in range(len(self)):
             if self._set.queues[number].fd >= 0:
                 yield number
 
-    def _make_room(self, queues: int, topics_bytes: int) -> None:
-        old = self._set
-        fresh_queues = ffi.new("struct ms_queue[]", queues)
-        fresh_topics = ffi.new("uint8_t[]", topics_bytes)
-        if old.count:
-            ffi.memmove(fresh_queues, old.queues, old.count * ffi.sizeof("struct ms_queue"))
-            ffi.memmove(fresh_topics, old.topics, old.topics_bytes)
-        self._queues, self._topics = fresh_queues, fresh_topics
-        self._buckets = ffi.new("int32_t[]", 2 * queues)
-        old.queues, old.topics, old.buckets = fresh_queues, fresh_topics, self._buckets
-        old.capacity, old.topics_capacity, old.bucket_mask = queues, topics_bytes, 2 * queues - 1
-        lib.ms_queue_rehash(old)
+    def _make_room(self) -> None:
+        self._queues = self._set.queues = grown("struct ms_queue", self._set.queues, len(self), self._keys.grow())
         if self._ext is not None:
             self._make_ext_room(self._ext)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 from pyengine._native import ffi, lib
 from pyengine.arguments import EVERY_OFFSET, INT64_MAX, INT64_MIN
@@ -26,7 +26,7 @@ from pyengine.formats.record import WalkResult
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from pyengine._native import Array, ms_column, ms_selection, ms_text
+    from pyengine._native import Array, CData, ms_column, ms_queue_keys, ms_selection, ms_text
 
 # By MS_CASE_*; the labels are those of formats.record.
 REASONS = (
@@ -443,6 +443,8 @@ TALLY_COLUMNS = {
 }
 _TALLY_ROWS = 1024  # selected at a time: so few that the records are still in the processor's cache when they are counted
 _TALLY_GROUPS = 8 * _TALLY_ROWS
+_QUEUES_FIRST = 64
+_TOPIC_BYTES = 64  # room per queue; more is made when names are longer
 
 
 class TallyScanner(ColumnScanner):
@@ -529,31 +531,48 @@ class _Filter:
         self._tags, self._references = _texts(list(wanted.tags or ()))
         self.struct.tags = self._tags
         self.struct.tag_count = len(wanted.tags or ())
-        self._make_room(64, 4096)
+        self._keys = QueueKeys(ffi.addressof(self.struct, "keys"))
+        self._make_room()
 
     def ask_queue(self, selection: ms_selection) -> None:
         """Ask `choose_queue` about the queue at which the scan stopped."""
         topic, queue_id = selection.unknown_topic, selection.unknown_queue_id
         length = selection.unknown_topic_bytes
         first, end, *times = (self._choose and self._choose(text_at(topic, length), queue_id)) or (0, 0)
-        struct = self.struct
-        while lib.ms_filter_add(struct, topic, length, queue_id, first, end) == -errno.ENOSPC:
-            self._make_room(2 * struct.queue_capacity, 2 * struct.topics_capacity)
-        if times:
-            queue = struct.queues[struct.queue_count - 1]
-            queue.start_ms, queue.end_ms = times
+        while (number := lib.ms_queue_keys_add(self._keys.struct, topic, length, queue_id)) == -errno.ENOSPC:
+            self._make_room()
+        queue = self.struct.queues[number]
+        queue.first_offset, queue.end_offset = first, end
+        queue.start_ms, queue.end_ms = times or (INT64_MIN, INT64_MAX)
 
-    def _make_room(self, queues: int, topics_bytes: int) -> None:
-        struct = self.struct
-        fresh_queues = ffi.new("struct ms_filter_queue[]", queues)
-        fresh_topics = ffi.new("uint8_t[]", topics_bytes)
-        if struct.queue_count:
-            ffi.memmove(fresh_queues, struct.queues, struct.queue_count * ffi.sizeof("struct ms_filter_queue"))
-            ffi.memmove(fresh_topics, struct.topics, struct.topics_bytes)
-        self._queues, self._topics, self._places = fresh_queues, fresh_topics, ffi.new("int32_t[]", 2 * queues)
-        struct.queues, struct.topics, struct.places = self._queues, self._topics, self._places
-        struct.queue_capacity, struct.topics_capacity, struct.place_mask = queues, topics_bytes, 2 * queues - 1
-        lib.ms_filter_rehash(struct)
+    def _make_room(self) -> None:
+        count, capacity = self._keys.struct.count, self._keys.grow()
+        self._queues = self.struct.queues = grown("struct ms_filter_queue", self.struct.queues, count, capacity)
+
+
+class QueueKeys:
+    """The tables of a `struct ms_queue_keys` that the caller keeps alive (csrc/queue_keys.cdef.h)."""
+
+    def __init__(self, struct: ms_queue_keys) -> None:
+        self.struct = struct
+
+    def grow(self) -> int:
+        """Double the room for queues, none at first; return for how many there is room now."""
+        keys = self.struct
+        queues, topics_bytes = 2 * keys.capacity or _QUEUES_FIRST, 2 * keys.topics_capacity or _QUEUES_FIRST * _TOPIC_BYTES
+        self._key = keys.key = grown("struct ms_queue_key", keys.key, keys.count, queues)
+        self._topics = keys.topics = grown("uint8_t", keys.topics, keys.topics_bytes, topics_bytes)
+        self._buckets = keys.buckets = ffi.new("int32_t[]", 2 * queues)
+        keys.capacity, keys.topics_capacity, keys.bucket_mask = queues, topics_bytes, 2 * queues - 1
+        lib.ms_queue_keys_rehash(keys)
+        return queues
+
+
+def grown(kind: str, old: CData, used: int, capacity: int) -> Any:
+    """Return a new array of the C type `kind` that begins with the first `used` elements of `old`."""
+    fresh = ffi.new(f"{kind}[]", capacity)
+    ffi.memmove(fresh, old, used * ffi.sizeof(kind))
+    return fresh
 
 
 def _is_property(column: str) -> bool:
