@@ -6,7 +6,6 @@ process that writes each (the longest prefix of the field's path counts).
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +16,13 @@ import click
 from pyengine._native import ffi
 from pyengine.cli import output
 from pyengine.cli.output import Reply, store_command
-from pyengine.errors import DiskError, EngineError, StoreRefusedError, UsageError
+from pyengine.errors import EngineError, StoreRefusedError, UsageError
 from pyengine.formats import consume_queue, index_file
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.formats.consume_queue import is_ext_address, is_filler, is_live
 from pyengine.formats.index_file import IndexLayout, unpack_header
 from pyengine.formats.paths import StorePaths, is_index_name
-from pyengine.formats.small_file import read_small_file, unpack_checkpoint
+from pyengine.formats.small_file import read_or_none, unpack_checkpoint
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.shared_objects import KIND_NAMES
 from pyengine.native import control as native
@@ -110,14 +109,9 @@ def dump(store: Path, what: str, settings: dict[str, str], most: int, **part: An
 
 def dump_checkpoint(store: Path) -> Reply:
     """Show the checkpoint; EngineError if the store has none, FormatError if it is too short."""
-    path = StorePaths(store).checkpoint
-    try:
-        data = read_small_file(path)
-    except FileNotFoundError as error:
-        raise EngineError(
-            f"{store} has no checkpoint file; a store without one is recovered from its first segment") from error
-    except OSError as error:
-        raise DiskError(f"cannot read {path}: {error.strerror}", errno=error.errno or 0, path=str(path)) from error
+    data = read_or_none(StorePaths(store).checkpoint)
+    if data is None:
+        raise EngineError(f"{store} has no checkpoint file; a store without one is recovered from its first segment")
     times = unpack_checkpoint(data)
     rows = [(name, getattr(times, name)) for name in (
         "physic_msg_timestamp_ms", "logics_msg_timestamp_ms", "index_msg_timestamp_ms",
@@ -179,23 +173,19 @@ def _print_index(files: list[dict[str, Any]]) -> None:
 
 
 def _index_file(path: Path, layout: IndexLayout, most: int) -> dict[str, Any]:
-    with path.open("rb") as file:
-        if path.stat().st_size != layout.size_bytes:
-            raise StoreRefusedError(f"{path} has {path.stat().st_size:,} bytes; with {layout.max_hash_slot_num:,} slots "
-                                    f"and {layout.max_index_num:,} entries it must have {layout.size_bytes:,}")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            header = unpack_header(view)
-            document: dict[str, Any] = {"name": path.name, **header._asdict()}
-            if most:
-                last = min(header.index_count - 1, layout.max_index_num - 1, most)
-                document["entries"] = [_index_entry(view, layout, number) for number in range(1, last + 1)]
-            return document
-
-
-def _index_entry(view: mmap.mmap, layout: IndexLayout, number: int) -> dict[str, int]:
-    entry = index_file.unpack_entry(view, layout.entry_at(number))
-    return {"number": number, "slot": layout.slot_of(entry.key_hash), "key_hash": entry.key_hash,
-            "physical_offset": entry.physical_offset, "time_diff_s": entry.time_diff_s, "previous": entry.previous}
+    size_bytes = path.stat().st_size
+    if size_bytes != layout.size_bytes:
+        raise StoreRefusedError(f"{path} has {size_bytes:,} bytes; with {layout.max_hash_slot_num:,} slots "
+                                f"and {layout.max_index_num:,} entries it must have {layout.size_bytes:,}")
+    with mapped(path) as view:
+        header = unpack_header(view)
+        document: dict[str, Any] = {"name": path.name, **header._asdict()}
+        if most:
+            last = min(header.index_count - 1, layout.max_index_num - 1, most)
+            entries = ((number, index_file.unpack_entry(view, layout.entry_at(number))) for number in range(1, last + 1))
+            document["entries"] = [{"number": number, "slot": layout.slot_of(entry.key_hash), **entry._asdict()}
+                                   for number, entry in entries]
+        return document
 
 
 def owner_of(path: str) -> str:

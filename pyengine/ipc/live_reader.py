@@ -250,10 +250,8 @@ class Readiness(Watched):
     """A descriptor that is readable once queues may have something to read; leave() when nobody waits for it any more."""
 
     def __init__(self) -> None:
-        try:
+        with _waitable():
             super().__init__()
-        except OSError as error:
-            raise _refused(error) from error
         self._shared: _SharedWatch | None = None
         self._armed_in: EngineMemory | None = None
 
@@ -267,10 +265,8 @@ class Readiness(Watched):
             if self._shared is not None and self._shared.place != memory.place:
                 self.leave()
             if self._shared is None:
-                try:
+                with _waitable():
                     self._shared = _SharedWatch.of(memory)
-                except OSError as error:
-                    raise _refused(error) from error
                 self._shared.watch.add(self)
             self._shared.watch.arm(self, memory.control, known)
 
@@ -287,10 +283,8 @@ class Readiness(Watched):
 
     def copy(self) -> int:
         """Return another descriptor of the same, which the caller closes."""
-        try:
+        with _waitable():
             return os.dup(self.descriptor)
-        except OSError as error:
-            raise _refused(error) from error
 
     def leave(self) -> None:
         """Wait for nothing any more; the descriptor stays open as long as this object lives."""
@@ -301,9 +295,13 @@ class Readiness(Watched):
                 shared.leave()
 
 
-def _refused(error: OSError) -> EngineError:
-    return EngineError(f"this process cannot wait for messages: {error.strerror}: raise its limits (ulimit -n, ulimit -u, ulimit -v), or "
-                       "end what uses them up")
+@contextlib.contextmanager
+def _waitable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(f"this process cannot wait for messages: {error.strerror}: raise its limits (ulimit -n, ulimit -u, "
+                          "ulimit -v), or end what uses them up") from error
 
 
 class LiveStoreReader(StoreReader):

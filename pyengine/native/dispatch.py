@@ -17,7 +17,7 @@ from pyengine._native import ffi, lib
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import InvariantError
 from pyengine.formats.index_file import IndexHeader, IndexLayout, unpack_entry, unpack_header
-from pyengine.native.flush import FOLIO_BYTES_MAX, LoopSegment, raise_disk_error
+from pyengine.native.flush import FOLIO_BYTES_MAX, LoopSegment, checked
 from pyengine.native.scan import REASONS, QueueKeys, bounded, grown, text_at
 
 if TYPE_CHECKING:
@@ -240,6 +240,7 @@ PROGRESS_BYTES = lib.MS_INDEX_PROGRESS_BYTES
 ALL_KEYS = 1 << 62  # more than any record has
 
 
+_WRITE_INDEX = "write an index file"
 INDEX_WINDOW_BYTES = 2 * FOLIO_BYTES_MAX  # an index file's blocks for entries are allocated in steps of this size
 
 
@@ -270,15 +271,15 @@ class IndexFile:
 
     def allocate(self) -> None:
         """Allocate blocks for the slots and entries to which the next key is put; DiskFullError. Puts allocate further windows."""
-        _check(lib.ms_index_allocate(self.struct, min(lib.ms_index_count(self.struct), self.struct.entries - 1)))
+        checked(lib.ms_index_allocate(self.struct, min(lib.ms_index_count(self.struct), self.struct.entries - 1)), _WRITE_INDEX)
 
     def inherit(self, predecessor: IndexHeader) -> None:
         """Set the begin and the end of this empty file to the end of its full predecessor."""
-        _check(lib.ms_index_inherit(self.struct, predecessor.end_timestamp_ms, predecessor.end_physical_offset))
+        checked(lib.ms_index_inherit(self.struct, predecessor.end_timestamp_ms, predecessor.end_physical_offset), _WRITE_INDEX)
 
     def roll_back(self, progress: ms_index_progress) -> bool:
         """Undo the unfinished put that `progress` records, if it is a put into this file."""
-        return bool(_check(lib.ms_index_roll_back(self.struct, progress)))
+        return bool(checked(lib.ms_index_roll_back(self.struct, progress), _WRITE_INDEX))
 
     def newest_offset(self) -> int:
         """Return the physical offset in the newest entry, -1 if there are no entries."""
@@ -300,12 +301,6 @@ class IndexFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _check(code: int) -> int:
-    if code < 0:
-        raise_disk_error(code, "write an index file", None)
-    return code
 
 
 def progress_at(memory: Buffer | CData | None) -> ms_index_progress:

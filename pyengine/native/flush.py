@@ -39,11 +39,16 @@ def raise_disk_error(code: int, what: str, path: str | None, kind: type[DiskErro
     raise kind(f"{what}{where}: {os.strerror(number)}", errno=number, path=path)
 
 
+def checked(code: int, what: str, path: str | None = None, kind: type[DiskError] = DiskError) -> int:
+    """Return the result of a call in C; for -errno raise as raise_disk_error()."""
+    if code < 0:
+        raise_disk_error(code, what, path, kind)
+    return code
+
+
 def fdatasync(fd: int, path: str | None = None) -> None:
     """Make the file's data durable; a FlushError is final: a second sync proves nothing."""
-    code = lib.ms_flush_fdatasync(fd)
-    if code:
-        raise_disk_error(code, "fdatasync", path, FlushError)
+    checked(lib.ms_flush_fdatasync(fd), "fdatasync", path, FlushError)
 
 
 def sync_file_system(folder: str | os.PathLike[str]) -> bool:
@@ -63,9 +68,7 @@ def sync_file_system(folder: str | os.PathLike[str]) -> bool:
 
 def check_written(fd: int, path: str | None = None) -> None:
     """Raise FlushError if the kernel has failed to write back a page of the file."""
-    code = lib.ms_flush_check(fd)
-    if code:
-        raise_disk_error(code, "write back", path, FlushError)
+    checked(lib.ms_flush_check(fd), "write back", path, FlushError)
 
 
 def start_writing(fd: int) -> int:
@@ -76,16 +79,12 @@ def start_writing(fd: int) -> int:
 def pwrite_all(fd: int, data: Buffer | CData, at: int, path: str | None = None, length: int | None = None) -> None:
     """Write all of `data` (bytes, or a cffi pointer with `length`) at byte `at`; DiskFullError if the disk is full."""
     memory = data if isinstance(data, ffi.CData) else ffi.from_buffer("uint8_t[]", data)
-    code = lib.ms_flush_pwrite_all(fd, memory, ffi.sizeof(memory) if length is None else length, at)
-    if code:
-        raise_disk_error(code, "write", path)
+    checked(lib.ms_flush_pwrite_all(fd, memory, ffi.sizeof(memory) if length is None else length, at), "write", path)
 
 
 def allocate(fd: int, offset: int, length: int, path: str | None = None) -> None:
     """Allocate blocks for [offset, offset+length) of a file, whose length stays; DiskFullError if the disk is full."""
-    code = lib.ms_flush_allocate(fd, offset, length)
-    if code:
-        raise_disk_error(code, "allocate", path)
+    checked(lib.ms_flush_allocate(fd, offset, length), "allocate", path)
 
 
 def punch(fd: int, offset: int, length: int) -> int:
@@ -95,9 +94,7 @@ def punch(fd: int, offset: int, length: int) -> int:
 
 def renew(fd: int, offset: int, length: int, path: str | None = None) -> None:
     """Make [offset, offset+length) blocks of zeros with new pages, mapped or not; no effect if the file system cannot."""
-    code = lib.ms_flush_renew(fd, offset, length)
-    if code:
-        raise_disk_error(code, "zero", path)
+    checked(lib.ms_flush_renew(fd, offset, length), "zero", path)
 
 
 def zero_range(fd: int, offset: int, length: int, path: str | None = None) -> int:
