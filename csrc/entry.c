@@ -53,38 +53,27 @@ uint32_t ms_entry_check(const struct ms_taken *taken, uint32_t *detail)
 {
     *detail = MS_REFUSED_NO;
     if (taken->head.topic_bytes == 0 || taken->head.topic_bytes > MS_TOPIC_BYTES_MAX)
-        *detail = MS_REFUSED_TOPIC_LENGTH;
-    else if (!ms_topic_is_legal(taken->topic, taken->head.topic_bytes))
-        *detail = MS_REFUSED_TOPIC_BYTES;
-    else if (taken->head.queue_id < 0)
-        *detail = MS_REFUSED_QUEUE_ID;
-    if (*detail != MS_REFUSED_NO)
-        return MESSAGE_ILLEGAL;
-    if (taken->head.properties_bytes > MS_PROPERTIES_BYTES_MAX) {
-        *detail = MS_REFUSED_PROPERTIES_LENGTH;
-        return PROPERTIES_SIZE_EXCEEDED;
-    }
-    if (!ms_record_text_is_clean(taken->properties, taken->head.properties_bytes)) {
-        *detail = MS_REFUSED_PROPERTIES_BYTES;
-        return MESSAGE_ILLEGAL;
-    }
-    if (taken->head.kind != MS_ENTRY_PUT && ms_light_has_places(taken->properties, taken->head.properties_bytes)) {
-        *detail = MS_REFUSED_LIGHT_QUEUE_PLACE; /* for one message the writer assigns new offsets or drops them */
-        return MESSAGE_ILLEGAL;
-    }
+        return ms_refused(detail, MS_REFUSED_TOPIC_LENGTH, MESSAGE_ILLEGAL);
+    if (!ms_topic_is_legal(taken->topic, taken->head.topic_bytes))
+        return ms_refused(detail, MS_REFUSED_TOPIC_BYTES, MESSAGE_ILLEGAL);
+    if (taken->head.queue_id < 0)
+        return ms_refused(detail, MS_REFUSED_QUEUE_ID, MESSAGE_ILLEGAL);
+    if (taken->head.properties_bytes > MS_PROPERTIES_BYTES_MAX)
+        return ms_refused(detail, MS_REFUSED_PROPERTIES_LENGTH, PROPERTIES_SIZE_EXCEEDED);
+    if (!ms_record_text_is_clean(taken->properties, taken->head.properties_bytes))
+        return ms_refused(detail, MS_REFUSED_PROPERTIES_BYTES, MESSAGE_ILLEGAL);
+    /* For one message the writer assigns new offsets or drops them. */
+    if (taken->head.kind != MS_ENTRY_PUT && ms_light_has_places(taken->properties, taken->head.properties_bytes))
+        return ms_refused(detail, MS_REFUSED_LIGHT_QUEUE_PLACE, MESSAGE_ILLEGAL);
     return PUT_OK;
 }
 
 static uint32_t check_size(struct ms_measure *measure, int64_t body_bytes, int64_t record_bytes)
 {
-    if (body_bytes > measure->max_message_bytes || record_bytes > measure->max_message_bytes + MS_RECORD_ALLOWANCE_BYTES) {
-        measure->detail = MS_REFUSED_BODY_LENGTH;
-        return MESSAGE_ILLEGAL;
-    }
-    if (record_bytes + MS_BLANK_BYTES > measure->segment_bytes) {
-        measure->detail = MS_REFUSED_SEGMENT;
-        return MESSAGE_ILLEGAL;
-    }
+    if (body_bytes > measure->max_message_bytes || record_bytes > measure->max_message_bytes + MS_RECORD_ALLOWANCE_BYTES)
+        return ms_refused(&measure->detail, MS_REFUSED_BODY_LENGTH, MESSAGE_ILLEGAL);
+    if (record_bytes + MS_BLANK_BYTES > measure->segment_bytes)
+        return ms_refused(&measure->detail, MS_REFUSED_SEGMENT, MESSAGE_ILLEGAL);
     return PUT_OK;
 }
 
@@ -160,10 +149,8 @@ static uint32_t measure_many(const struct ms_taken *taken, struct ms_measure *me
             return status;
         /* Every record repeats topic and properties, so a small entry can need much of the log. */
         measure->sum += bytes;
-        if (measure->sum > MS_SIDE_BYTES_MAX) {
-            measure->detail = MS_REFUSED_TOO_LARGE;
-            return MESSAGE_ILLEGAL;
-        }
+        if (measure->sum > MS_SIDE_BYTES_MAX)
+            return ms_refused(&measure->detail, MS_REFUSED_TOO_LARGE, MESSAGE_ILLEGAL);
         plan(measure, bytes);
     }
     return PUT_OK;
@@ -176,10 +163,8 @@ static uint32_t measure_batch(const struct ms_taken *taken, struct ms_measure *m
     measure->detail = MS_REFUSED_BATCH;
     if ((head->sys_flag & MS_SYS_FLAG_TRANSACTION) != 0)
         return MESSAGE_ILLEGAL;
-    if ((int64_t)taken->payload_bytes > measure->max_message_bytes) {
-        measure->detail = MS_REFUSED_BODY_LENGTH;
-        return MESSAGE_ILLEGAL;
-    }
+    if ((int64_t)taken->payload_bytes > measure->max_message_bytes)
+        return ms_refused(&measure->detail, MS_REFUSED_BODY_LENGTH, MESSAGE_ILLEGAL);
     struct member member;
     uint64_t at = 0;
     uint32_t count = 0;
@@ -188,18 +173,12 @@ static uint32_t measure_batch(const struct ms_taken *taken, struct ms_measure *m
         if (bytes == 0)
             return MESSAGE_ILLEGAL;
         uint32_t joined = join_properties(NULL, &member, taken);
-        if (joined > MS_PROPERTIES_BYTES_MAX) {
-            measure->detail = MS_REFUSED_PROPERTIES_LENGTH;
-            return PROPERTIES_SIZE_EXCEEDED;
-        }
-        if (!ms_record_text_is_clean(member.properties, member.properties_bytes)) {
-            measure->detail = MS_REFUSED_PROPERTIES_BYTES;
-            return MESSAGE_ILLEGAL;
-        }
-        if (ms_light_has_places(member.properties, member.properties_bytes)) {
-            measure->detail = MS_REFUSED_LIGHT_QUEUE_PLACE;
-            return MESSAGE_ILLEGAL;
-        }
+        if (joined > MS_PROPERTIES_BYTES_MAX)
+            return ms_refused(&measure->detail, MS_REFUSED_PROPERTIES_LENGTH, PROPERTIES_SIZE_EXCEEDED);
+        if (!ms_record_text_is_clean(member.properties, member.properties_bytes))
+            return ms_refused(&measure->detail, MS_REFUSED_PROPERTIES_BYTES, MESSAGE_ILLEGAL);
+        if (ms_light_has_places(member.properties, member.properties_bytes))
+            return ms_refused(&measure->detail, MS_REFUSED_LIGHT_QUEUE_PLACE, MESSAGE_ILLEGAL);
         int64_t record = ms_record_bytes(head->sys_flag, head->topic_bytes, joined, member.body_bytes);
         uint32_t status = check_size(measure, member.body_bytes, record);
         if (status != PUT_OK)
@@ -210,10 +189,8 @@ static uint32_t measure_batch(const struct ms_taken *taken, struct ms_measure *m
     }
     if (count == 0 || count != head->count)
         return MESSAGE_ILLEGAL;
-    if (measure->sum + MS_BLANK_BYTES > measure->segment_bytes) {
-        measure->detail = MS_REFUSED_SEGMENT;
-        return MESSAGE_ILLEGAL;
-    }
+    if (measure->sum + MS_BLANK_BYTES > measure->segment_bytes)
+        return ms_refused(&measure->detail, MS_REFUSED_SEGMENT, MESSAGE_ILLEGAL);
     measure->detail = MS_REFUSED_NO;
     plan(measure, measure->sum);
     return PUT_OK;

@@ -43,6 +43,13 @@ struct ms_records {
     uint32_t left;
 };
 
+/* Return the status of a refusal, whose reason goes to *detail. */
+static inline uint32_t ms_refused(uint32_t *detail, uint32_t reason, uint32_t status)
+{
+    *detail = reason;
+    return status;
+}
+
 /* Return how many of an entry's `bytes` determine lengths and routing: all but the bodies of PUT and MANY; 0 if its lengths
  * contradict each other. */
 uint64_t ms_entry_decisive_bytes(const struct ms_entry *head, uint64_t bytes);

@@ -227,17 +227,13 @@ static uint32_t prepare_light_queues(struct ms_writer *writer, struct ms_taken *
         use_light_text(taken, light);
         return PUT_OK;
     case -ENOSPC:
-        *detail = MS_REFUSED_QUEUES_FULL;
-        return SERVICE_NOT_AVAILABLE;
+        return ms_refused(detail, MS_REFUSED_QUEUES_FULL, SERVICE_NOT_AVAILABLE);
     case -EMSGSIZE:
-        *detail = MS_REFUSED_PROPERTIES_LENGTH;
-        return PROPERTIES_SIZE_EXCEEDED;
+        return ms_refused(detail, MS_REFUSED_PROPERTIES_LENGTH, PROPERTIES_SIZE_EXCEEDED);
     case -EDQUOT:
-        *detail = MS_REFUSED_LIGHT_QUEUES_FULL;
-        return LMQ_CONSUME_QUEUE_NUM_EXCEEDED;
+        return ms_refused(detail, MS_REFUSED_LIGHT_QUEUES_FULL, LMQ_CONSUME_QUEUE_NUM_EXCEEDED);
     default:
-        *detail = MS_REFUSED_LIGHT_QUEUE_NAME;
-        return MESSAGE_ILLEGAL;
+        return ms_refused(detail, MS_REFUSED_LIGHT_QUEUE_NAME, MESSAGE_ILLEGAL);
     }
 }
 
@@ -318,10 +314,8 @@ static int take_records(struct ms_writer *writer, struct ms_writer_session *own,
     uint32_t rolls = measure.rolls;
     int64_t end = writer->position + room - measure.room + rolls * measure.segment_bytes;
     uint32_t rolls_max = writer->mode == MS_MODE_POOL ? writer->control->identity.pool_buffers - 1 : MS_AHEAD_MAX;
-    if (status == PUT_OK && rolls > rolls_max) {
-        status = MESSAGE_ILLEGAL;
-        detail = MS_REFUSED_TOO_MANY_SEGMENTS;
-    }
+    if (status == PUT_OK && rolls > rolls_max)
+        status = ms_refused(&detail, MS_REFUSED_TOO_MANY_SEGMENTS, MESSAGE_ILLEGAL);
     if (status == PUT_OK && !has_place(writer, rolls, end)) {
         if (!writer->refuse_segment) {
             writer->segments_needed = rolls;
@@ -329,8 +323,7 @@ static int take_records(struct ms_writer *writer, struct ms_writer_session *own,
             return MS_RUN_SEGMENT;
         }
         writer->refuse_segment = 0;
-        status = CREATE_MAPEDFILE_FAILED;
-        detail = MS_REFUSED_NO_SEGMENT;
+        status = ms_refused(&detail, MS_REFUSED_NO_SEGMENT, CREATE_MAPEDFILE_FAILED);
     }
     if (status != PUT_OK)
         return refuse(writer, own, taken->head.sequence, status, detail);
