@@ -209,6 +209,12 @@ static void make_texts(struct block *block, int kind, const struct ms_record *ro
     }
 }
 
+#define TEXTS(kind, name)                                                           \
+    case MS_COLUMN_##kind:                                                          \
+        for (int64_t i = 0; i < count; i++)                                         \
+            block->texts[i] = (struct ms_text){rows[i].name, rows[i].name##_bytes}; \
+        break
+
 /* Return the texts of a column in the rows [begin, end). */
 static const struct ms_text *texts_of(const struct ms_column *column, const struct ms_record *rows, int64_t begin, int64_t end,
                                       struct block *block)
@@ -218,18 +224,9 @@ static const struct ms_text *texts_of(const struct ms_column *column, const stru
     rows += begin;
     const int64_t count = end - begin;
     switch (column->kind) {
-    case MS_COLUMN_TOPIC:
-        for (int64_t i = 0; i < count; i++)
-            block->texts[i] = (struct ms_text){rows[i].topic, rows[i].topic_bytes};
-        break;
-    case MS_COLUMN_PROPERTIES:
-        for (int64_t i = 0; i < count; i++)
-            block->texts[i] = (struct ms_text){rows[i].properties, rows[i].properties_bytes};
-        break;
-    case MS_COLUMN_BODY:
-        for (int64_t i = 0; i < count; i++)
-            block->texts[i] = (struct ms_text){rows[i].body, rows[i].body_bytes};
-        break;
+        TEXTS(TOPIC, topic);
+        TEXTS(PROPERTIES, properties);
+        TEXTS(BODY, body);
     default:
         make_texts(block, column->kind, rows, count);
         break;

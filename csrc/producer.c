@@ -294,41 +294,29 @@ int ms_producer_wait_acked(struct ms_producer *producer, uint64_t sequence, int6
     }
 }
 
-/* Sleep until `flushed` reaches end_offset; 0, AGAIN, CLOSED, FROZEN. */
-static int wait_for_flush(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
+/* Sleep until `flushed` (MS_PUT_DURABLE) or `confirm` (MS_PUT_CONFIRMED) reaches end_offset; 0, AGAIN, CLOSED, and FROZEN before a sync. */
+static int wait_for(struct ms_producer *producer, int how, int64_t end_offset, int64_t deadline_ns)
 {
     const struct ms_control *control = producer->control;
+    const int is_flush = how == MS_PUT_DURABLE;
+    const uint32_t *const sequence = is_flush ? &control->flush_seq.value : &control->confirm_seq.value;
+    const int64_t *const position = is_flush ? &control->flushed.value : &control->confirm.value;
     for (;;) {
-        uint32_t seen = ms_load_acquire(&control->flush_seq.value);
-        int64_t sync_target = ms_load_acquire(&control->flusher.sync_target);
-        if (ms_load_acquire(&control->flushed.value) >= end_offset)
+        uint32_t seen = ms_load_acquire(sequence);
+        int64_t sync_target = is_flush ? ms_load_acquire(&control->flusher.sync_target) : 0;
+        if (ms_load_acquire(position) >= end_offset)
             return 0;
-        if (ms_load_acquire(&control->state.frozen) != 0)
+        if (is_flush && ms_load_acquire(&control->state.frozen) != 0)
             return MS_PRODUCER_FROZEN;
         if (ms_producer_is_closed(producer))
             return MS_PRODUCER_CLOSED;
         int64_t left = deadline_ns - ms_monotonic_ns();
         if (left <= 0)
             return MS_PRODUCER_AGAIN;
-        ms_control_wait_synced(control, seen, sync_target, sync_target < end_offset, ms_earlier(left, POLL_NS));
-        check_engine(producer);
-    }
-}
-
-/* Sleep until `confirm` reaches end_offset; 0, AGAIN, CLOSED. */
-static int wait_for_confirm(struct ms_producer *producer, int64_t end_offset, int64_t deadline_ns)
-{
-    const struct ms_control *control = producer->control;
-    for (;;) {
-        uint32_t seen = ms_load_acquire(&control->confirm_seq.value);
-        if (ms_load_acquire(&control->confirm.value) >= end_offset)
-            return 0;
-        if (ms_producer_is_closed(producer))
-            return MS_PRODUCER_CLOSED;
-        int64_t left = deadline_ns - ms_monotonic_ns();
-        if (left <= 0)
-            return MS_PRODUCER_AGAIN;
-        ms_futex_wait(&control->confirm_seq.value, seen, ms_earlier(left, POLL_NS));
+        if (is_flush)
+            ms_control_wait_synced(control, seen, sync_target, sync_target < end_offset, ms_earlier(left, POLL_NS));
+        else
+            ms_futex_wait(sequence, seen, ms_earlier(left, POLL_NS));
         check_engine(producer);
     }
 }
@@ -349,14 +337,14 @@ static int wait_for_both(struct ms_producer *producer, int64_t end_offset, int h
                    !slaves_may_confirm(control, end_offset);
     int late = 0;
     if (how & MS_PUT_DURABLE) {
-        late = wait_for_flush(producer, end_offset, flush_deadline_ns);
+        late = wait_for(producer, MS_PUT_DURABLE, end_offset, flush_deadline_ns);
         if (late != 0 && late != MS_PRODUCER_AGAIN)
             return late;
     }
     if (no_slave)
         return MS_PRODUCER_NO_SLAVE;
     if (how & MS_PUT_CONFIRMED) {
-        int code = wait_for_confirm(producer, end_offset, slave_deadline_ns);
+        int code = wait_for(producer, MS_PUT_CONFIRMED, end_offset, slave_deadline_ns);
         if (code != 0)
             return code == MS_PRODUCER_AGAIN ? MS_PRODUCER_UNCONFIRMED : code;
     }
