@@ -171,7 +171,7 @@ class ScheduleMessageService(Service):
                              f"delayOffset.json has {noted} for delay level {number}, but its queue reaches from {low} to "
                              f"{high}: continuing at {inside}")
             levels.append(_Level(number, delays.get(number), inside, inside))
-        self._cancels.resume({level.number: level.offset for level in levels}, self._clock_ms())
+        self._cancels.resume({level.number: level.offset for level in levels}, self._clock_ms(), self._log_end())
         low, high = self._range(TIMER_TOPIC, 0)
         self._timer_offset = self._group_offsets.read(TIMER_TOPIC, TIMER_GROUP).get(0, 0)
         offset = max(low, min(self._timer_offset, high))
@@ -196,8 +196,7 @@ class ScheduleMessageService(Service):
             if self._memory.identity.replay_clock and SCHEDULE_TOPIC in self._reader.topics():
                 self._blocked.set(NOT_WITH_A_REPLAYED_CLOCK, NOT_WITH_A_REPLAYED_CLOCK)
             return False
-        self._stalled.observe(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(),
-                            self._watermark.limit(ReadLevel.COMMITTED))
+        self._stalled.observe(self._clock_ms() < native.committed_slot(self._control)[1], self._clock_ns(), self._log_end())
         more = False
         if self._retry_ns and self._clock_ns() >= self._retry_ns:
             self._retry_ns = 0
@@ -250,6 +249,9 @@ class ScheduleMessageService(Service):
 
     def _now_ms(self) -> int:
         return max(self._clock_ms(), native.committed_slot(self._control)[1])
+
+    def _log_end(self) -> int:
+        return self._watermark.limit(ReadLevel.COMMITTED)
 
     # ---- one level --------------------------------------------------------------
 
@@ -311,7 +313,7 @@ class ScheduleMessageService(Service):
         next_look = level.due_ms, level.poll_ns
         level.due_ms = level.poll_ns = 0  # at once, unless all are submitted
         now_ms, cursor = self._clock_ms(), level.offset
-        self._cancels.take(level.number, below, now_ms)
+        self._cancels.take(level.number, below, now_ms, self._log_end())
         failpoint("deliveries_taken")
         for each in batch:
             step = each if isinstance(each, _Step) else self._put(cursor, each, now_ms)

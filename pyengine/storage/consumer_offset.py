@@ -369,7 +369,10 @@ class _Cancels:
 
     taken: dict[int, int] = field(default_factory=dict)     # level -> the queue offset below which all messages are taken
     others: dict[int, int] = field(default_factory=dict)    # level -> the queue offset below which another program has delivered
-    taken_ms: int = 0                                       # all messages with a time until then count as taken
+    taken_ms: int = 0                                       # all messages with a time until then count as taken,
+    log_end: int = 0                                        # that begin below the log's end at the last line
+    recent_from: int = 0                                    # those from here on began after the clock was set back, and
+    recent_ms: int = 0                                      # only count with a time until then, the last line's
     marks: dict[DelayedId, DelayMark] = field(default_factory=dict)
 
     def apply(self, fields: Mapping[str, Any]) -> None:
@@ -386,16 +389,24 @@ class _Cancels:
             return
         self.taken[level] = max(self.taken.get(level, 0), below)
         self.others[level] = max(self.others.get(level, 0), others)
-        self.taken_ms = max(self.taken_ms, at_ms)
+        if at_ms:
+            if at_ms < self.recent_ms:
+                self.recent_from = self.log_end  # no line before took a message that begins beyond it
+            self.recent_ms, self.log_end = at_ms, _offset(fields.get("log_end", INT64_MAX))
+            self.taken_ms = max(self.taken_ms, at_ms)
 
     def has_taken(self, mark: DelayMark) -> bool:
-        return mark.due_ms <= self.taken_ms if mark.due_ms else mark.queue_offset < self.taken.get(mark.level, 0)
+        if not mark.due_ms:
+            return mark.queue_offset < self.taken.get(mark.level, 0)
+        until_ms = self.taken_ms if mark.physical_offset < self.recent_from else self.recent_ms
+        return mark.physical_offset < self.log_end and mark.due_ms <= until_ms
 
     def lines(self) -> Iterator[dict[str, object]]:
         """Return the lines of a new file that says the same."""
         yield from map(DelayMark._asdict, self.marks.values())
         for level, below in self.taken.items():
-            yield {"level": level, "below": below, "others": self.others.get(level, 0), "at_ms": self.taken_ms}
+            yield {"level": level, "below": below, "others": self.others.get(level, 0), "at_ms": self.taken_ms, "log_end": self.recent_from}
+        yield {"level": 0, "below": 0, "at_ms": self.recent_ms, "log_end": self.log_end}
 
 
 class DelayCancels:
@@ -443,7 +454,7 @@ class DelayCancels:
 
     # ---- for the scheduler -------------------------------------------------------
 
-    def resume(self, noted: Mapping[int, int], now_ms: int) -> None:
+    def resume(self, noted: Mapping[int, int], now_ms: int, log_end: int = INT64_MAX) -> None:
         """Read the file and note what others have delivered: the levels up to `noted`, and what had its time before this start."""
         self._offsets.read()
         if not any(noted.values()) and not self.path.exists():
@@ -453,15 +464,18 @@ class DelayCancels:
         for level, below in noted.items():
             if not self._offsets.is_own and below > self._state.others.get(level, 0):
                 self._take(level, below, others=below)
-        self._take(0, 0, at_ms=now_ms)
+        self._take(0, 0, at_ms=now_ms, log_end=log_end)
 
-    def take(self, level: int, below: int, at_ms: int) -> None:
+    def take(self, level: int, below: int, at_ms: int, log_end: int = INT64_MAX) -> None:
         """Note, before they are put, that all messages of a level below this offset are taken, and those with a time until `at_ms`.
 
-        Then is_cancelled() has all marks that count for them. Raises DiskFullError or DiskError.
+        `log_end`: the log's end, below which all of them begin. Then is_cancelled() has all marks that count for them. After the clock
+        was set back the line is durable before a delivery: it may be set back again. Raises DiskFullError, DiskError or FlushError.
         """
         self._lines.renew()
-        self._take(level, below, at_ms=at_ms)
+        self._take(level, below, at_ms=at_ms, log_end=log_end)
+        if at_ms < self._state.taken_ms:
+            self._lines.sync()
 
     def is_cancelled(self, message: DelayedId) -> bool:
         """Whether a mark counted when its message was taken, or counts until it is."""

@@ -764,6 +764,29 @@ def test_a_clock_that_was_set_back_lets_no_delivered_message_be_cancelled(make_r
         assert not program.cancel(put.msg_id)
 
 
+def test_a_message_that_is_put_after_the_clock_was_set_back_can_be_cancelled(make_rig):
+    """Also once it has moved to another level, which the scheduler notes by the new time."""
+    rig = make_rig()
+    first = rig.put(0, b"a", deliver_at=now_ms() + 60_000)
+    rig.wall_ms = first.store_timestamp_ms + 10 * HOUR_MS
+    service = rig.service()
+    rig.go(service)
+    assert rig.delivered() == [b"a"]
+    rig.wall_ms -= 10 * HOUR_MS
+    puts = [rig.put(0, body, deliver_at=now_ms() + 3 * HOUR_MS) for body in (b"b", b"c", b"d")]
+    assert cancels(rig, puts[0])
+    rig.wall_ms += HOUR_MS + 60_000
+    rig.steady_ns += POLL_NS_MAX
+    rig.go(service)
+    with closing(LiveStoreReader(rig.root)) as reader:
+        assert reader.queue_range(SCHEDULE_TOPIC, 2, "committed") == (0, 5), "two have moved on, within the longest level"
+    assert rig.delivered() == [b"a"] and cancels(rig, puts[1])
+    rig.wall_ms += 2 * HOUR_MS
+    rig.steady_ns += POLL_NS_MAX
+    rig.go(service)
+    assert rig.delivered() == [b"a", b"d"] and not cancels(rig, puts[2]) and not cancels(rig, first)
+
+
 def test_a_message_with_a_time_can_be_cancelled_while_the_clock_of_the_store_is_ahead_of_that(make_rig):
     """The store's clock was ahead when the message was put, so that it says nothing about a delivery."""
     rig = make_rig()

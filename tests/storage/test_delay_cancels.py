@@ -110,6 +110,40 @@ def test_a_message_with_a_time_can_be_cancelled_until_the_scheduler_delivers_tha
     assert scheduler.is_cancelled(timed(5001).id)
 
 
+def test_after_the_clock_was_set_back_a_message_that_is_put_then_can_be_cancelled(make, monkeypatch):
+    """By its place in the log: a delivery before that is none of it."""
+    scheduler, program = make(), make()
+    scheduler.take(3, 10, 5000, 10_000)
+    old, new, later = (timed(4500)._replace(physical_offset=offset) for offset in (9999, 10_000, 20_000))
+    assert not program.cancel(old) and program.cancel(new), "no line takes what begins beyond it"
+    scheduler.take(1, 1, 4000, 15_000)
+    assert scheduler.is_cancelled(new.id) and program.cancel(new._replace(physical_offset=14_999)), "it waits in another level"
+    assert not program.cancel(old) and not program.cancel(new._replace(physical_offset=12_000, due_ms=4000))
+    scheduler.take(1, 2, 4400, 30_000)
+    for below in range(3, 20):
+        scheduler.take(1, below, 3000, 40_000)
+    assert not program.cancel(later), "the clock was set back again: it may have been delivered"
+    assert program.cancel(later._replace(physical_offset=30_000))
+    size_bytes = scheduler.path.stat().st_size
+    monkeypatch.setattr(consumer_offset, "CANCELS_SHORTEN_BYTES", 0)
+    scheduler.shorten(0, None)
+    assert scheduler.path.stat().st_size < size_bytes
+    for each in (scheduler, make()):
+        assert not each.cancel(later) and each.cancel(later._replace(physical_offset=30_001)), "a short file says the same"
+
+
+def test_a_line_is_durable_while_the_clock_is_set_back(make, monkeypatch):
+    """Without it after a power cut a delivered message would count as not taken, if the clock was set back again."""
+    synced, scheduler = [], make()
+    monkeypatch.setattr(durable_file, "sync_descriptor", lambda descriptor, path, **_: synced.append(os.fstat(descriptor).st_size))
+    scheduler.take(1, 1, 5000, 10_000)
+    assert synced == []
+    scheduler.take(1, 2, 4000, 20_000)
+    assert synced == [scheduler.path.stat().st_size]
+    scheduler.take(1, 3, 5000, 30_000)
+    assert len(synced) == 1
+
+
 def test_a_message_that_is_due_is_not_cancelled_any_more(make):
     program = make()
     assert not program.cancel(of_level(4), is_due=True)
