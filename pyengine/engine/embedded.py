@@ -628,7 +628,9 @@ def _wait_until_ready(root: Path, process: subprocess.Popen[bytes], reading: int
                 raise EngineError(f"the engine is not ready after {timeout_s:g} s (pid {process.pid} is still starting)")
             data = report.read(65536)
             if not data:
-                raise _StartEndedError(f"the supervisor ended while starting (exit code {process.wait()}); {log_file.last_words(root)}")
+                code, last = process.wait(), "".join(log_file.last_lines(root, 1))  # where it has left its reason
+                raise _StartEndedError(f"the supervisor ended while starting (exit code {code}); {root / log_file.NAME} "
+                                       + (f"ends with: {last}" if last else "says nothing"))
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 document = json.loads(line)

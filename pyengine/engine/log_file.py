@@ -105,12 +105,6 @@ def last_lines(root: Path, count: int) -> list[str]:
     return [line for line in lines if line.strip()][-count:]
 
 
-def last_words(root: Path) -> str:
-    """Return a clause with the last line of the store's log, where a process that could not start has left its reason."""
-    last = "".join(last_lines(root, 1))
-    return f"{root / NAME} ends with: {last}" if last else f"{root / NAME} says nothing"
-
-
 class LogFile:
     """The log of this process, if its stderr is STORE/engine.log."""
 
