@@ -135,22 +135,14 @@ PyObject *message_tags(PyObject *message, void *unused)
     return tags;
 }
 
-static PyObject *host(const uint8_t *bytes, int length)
+static PyObject *get_host(PyObject *message, void *is_store_host)
 {
-    PyObject *packed = PyBytes_FromStringAndSize((const char *)bytes, length);
+    const struct fields *fields = fields_of(message);
+    PyObject *packed = is_store_host != NULL ? PyBytes_FromStringAndSize((const char *)fields->store_host, fields->store_host_bytes)
+                                             : PyBytes_FromStringAndSize((const char *)fields->born_host, fields->born_host_bytes);
     PyObject *text = packed == NULL ? NULL : PyObject_CallFunctionObjArgs(decode_host, packed, NULL);
     Py_XDECREF(packed);
     return text;
-}
-
-static PyObject *get_born_host(PyObject *message, void *unused)
-{
-    return host(fields_of(message)->born_host, fields_of(message)->born_host_bytes);
-}
-
-static PyObject *get_store_host(PyObject *message, void *unused)
-{
-    return host(fields_of(message)->store_host, fields_of(message)->store_host_bytes);
 }
 
 /* Return Message as __class__, for equality, dataclasses.replace and repr. */
@@ -224,8 +216,8 @@ static const PyMemberDef relative_members[] = {
 static PyMemberDef members[MEMBERS + 1]; /* counted from the object's beginning */
 
 static PyGetSetDef getters[] = {
-    {"born_host", get_born_host, NULL, NULL, NULL},
-    {"store_host", get_store_host, NULL, NULL, NULL},
+    {"born_host", get_host, NULL, NULL, NULL},
+    {"store_host", get_host, NULL, NULL, &decode_host}, /* any but NULL */
     {"properties", get_properties, NULL, NULL, NULL},
     {"tags", message_tags, NULL, NULL, NULL},
     {"_properties", get_kept_properties, NULL, NULL, NULL},
