@@ -6,6 +6,7 @@ An export is a whole folder, or with `incremental` a folder that each run extend
 A file is written under a name that readers ignore, then renamed (an object store copies it). The state file is replaced atomically
 after all files that it counts; on a local file system these and their folders are synced first. While a run lasts,
 `_pyengine_export.run` names it: tasks of a failed or killed run that still live no longer see their name there and remove their files.
+A folder of this host is locked for a run; in another one a run ends without a state when it no longer sees its name.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import posixpath
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,6 +36,7 @@ from pyengine.spark.partitions import LogRange, Part, QueuePart
 from pyengine.spark.remote_store import LogSample, log_sample, open_for_reading
 from pyengine.spark.schema import Column, chosen_columns, find_column
 from pyengine.spark.task_reader import arrow_schema, read_partition
+from pyengine.storage.backup_files import LOCK_NAME, locked_folder
 from pyengine.storage.durable_writes import DirectFile, make_folders, start_writeback, sync_file, sync_folder
 from pyengine.storage.file_system import refuse_inside, refuse_path_of_others
 
@@ -117,9 +120,11 @@ def export_parquet(
         if not columns:
             raise UsageError("a partitioned export gives the topic by its folders: name other columns too")
     target = Target.reached(dest, dest_file_system)
-    state, run = None, uuid.uuid4().hex
+    if target.is_file():
+        raise UsageError(f"{target.where} is a file; give a folder for the Parquet files")
+    noted, state, run = target.read(STATE), None, uuid.uuid4().hex
     if incremental:
-        state = _continued(target, read, columns, partitioned, overwrite)
+        state = _continued(target, noted, read, columns, partitioned, overwrite)
         given["access"] = "scan"  # its state holds an offset of the log
         if state.end is not None:
             given["startingPhysicalOffset"] = str(state.end)
@@ -130,44 +135,51 @@ def export_parquet(
     begin = 0 if state is None else state.end or 0
     if state is not None:
         _require_log(target, state, read)
-    if state is None or overwrite or target.read(STATE) is None:
-        _clear(target, overwrite)
-    if state is not None:
-        _write_state(target, state)
-    target.write(RUN, run.encode())
-    if state is not None:  # of a killed run, whose tasks can see now that another one has begun
-        target.remove(name for name, number, _ in target.parts() if number is None or number >= begin)
-    target.remove([SUCCESS])
-    work = _PartWriter(read, columns, dest, dest_file_system, compression, run, partitioned, incremental)
-    try:
-        with watched(spark, sum(part.log_bytes for part in parts), progress):
-            written = collect_from_workers(spark, work, parts)
-    except BaseException:
-        with contextlib.suppress(DiskError):
-            target.remove([RUN])  # first: a task that creates a file now sees it, one that has created a file before is seen
-            target.remove(name for name, number, _ in target.parts() if number is None)
-        raise
-    _settle(target, written, begin)
-    if not written and not partitioned and state is None:
-        written = [_empty(columns, target, compression, run)]
-    target.sync_folders(name for name, *_ in written)
-    if state is not None:
-        ends = [part.stop for part in parts if isinstance(part, LogRange)]
-        state = replace(state, end=max(ends, default=state.end))
-        _write_state(target, _with_sample(state, read, parts))
-    target.write(SUCCESS, b"")
-    target.remove([RUN])
+    with target.locked():
+        if target.read(STATE) != noted:
+            raise EngineError(f"another export has written into {target.where} meanwhile: run this one again")
+        if state is None or overwrite or noted is None:
+            _clear(target, overwrite)
+        if state is not None:
+            _write_state(target, state)
+        target.write(RUN, run.encode())
+        if state is not None:  # of a killed run, whose tasks can see now that another one has begun
+            target.remove(name for name, number, _ in target.parts() if number is None or number >= begin)
+        target.remove([SUCCESS])
+        work = _PartWriter(read, columns, dest, dest_file_system, compression, run, partitioned, incremental)
+        try:
+            with watched(spark, sum(part.log_bytes for part in parts), progress):
+                written = collect_from_workers(spark, work, parts)
+        except BaseException:
+            with contextlib.suppress(EngineError):
+                target.end_run(run)  # first: a task that creates a file now sees it, one that has created a file before is seen
+            with contextlib.suppress(DiskError):
+                target.remove(name for name, number, _ in target.parts() if number is None and f".{run}." in name)
+            raise
+        target.require_run(run)
+        _settle(target, written, begin)
+        if not written and not partitioned and state is None:
+            written = [_empty(columns, target, compression, run)]
+        target.sync_folders(name for name, *_ in written)
+        target.require_run(run)  # else another one, elsewhere, has removed these files, which no state may count
+        if state is not None:
+            ends = [part.stop for part in parts if isinstance(part, LogRange)]
+            state = replace(state, end=max(ends, default=state.end))
+            _write_state(target, _with_sample(state, read, parts))
+        target.write(SUCCESS, b"")
+        target.end_run(run)
     return ExportResult(target.where, len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
 
 
-def _continued(target: Target, read: ReadOptions, columns: list[Column], partitioned: bool, overwrite: bool) -> ExportState:
+def _continued(target: Target, noted: bytes | None, read: ReadOptions, columns: list[Column], partitioned: bool, overwrite: bool
+               ) -> ExportState:
     """Return the state from which an incremental export continues, or begins with `overwrite`; UsageError for another selection."""
     bounds = (read.starting_offsets, read.ending_offsets, read.starting_timestamp_ms, read.ending_timestamp_ms,
               read.starting_timestamps, read.ending_timestamps, read.starting_physical_offset, read.ending_physical_offset)
     if any(bound is not None for bound in bounds):
         raise UsageError("an incremental export continues where the last one ended: give no offsets and times")
     wanted = ExportState(selection_of(read, columns, partitioned))
-    state = wanted if overwrite else _read_state(target, wanted) or wanted
+    state = wanted if overwrite else _read_state(target, noted, wanted) or wanted
     if state.end is None:  # none of its files is counted
         return wanted
     names = [name for name in (*wanted.selection, *state.selection) if state.selection.get(name, "") != wanted.selection.get(name, "")]
@@ -225,9 +237,9 @@ def selection_of(read: ReadOptions, columns: list[Column], partitioned: bool) ->
     }
 
 
-def _read_state(target: Target, wanted: ExportState) -> ExportState | None:
-    """Return the state in the folder, None without one; UsageError if it is wrong, or does not have the whole selection."""
-    path, content = f"{target.where}/{STATE}", target.read(STATE)
+def _read_state(target: Target, content: bytes | None, wanted: ExportState) -> ExportState | None:
+    """Return the state with this content, None without one; UsageError if it is wrong, or does not have the whole selection."""
+    path = f"{target.where}/{STATE}"
     if content is None:
         return None
     try:
@@ -250,8 +262,6 @@ def _write_state(target: Target, state: ExportState) -> None:
 
 
 def _clear(target: Target, overwrite: bool) -> None:
-    if target.is_file():
-        raise UsageError(f"{target.where} is a file; give a folder for the Parquet files")
     names = target.entries()
     if names:
         if not overwrite:
@@ -261,7 +271,6 @@ def _clear(target: Target, overwrite: bool) -> None:
             raise UsageError(f"{target.where} holds {foreign[0]}, which no export wrote: give another folder")
         target.remove([RUN, STATE])  # first: a killed run's task that creates a file later sees that it is over, and no run goes on
         target.empty()
-    target.make("")
 
 
 def _is_ours(name: str, is_folder: bool) -> bool:
@@ -310,9 +319,11 @@ class Target:
             return bool(self.tree.system.get_file_info(self.tree.root).type == FileType.File)
 
     def entries(self) -> dict[str, FileMark | None]:
-        """Return all names below it, with None for folders."""
+        """Return all names below it but the lock's, with None for folders."""
         with disk_errors("list", self.where):
-            return self.tree.entries("", recursive=True)
+            found = self.tree.entries("", recursive=True)
+        found.pop(LOCK_NAME, None)
+        return found
 
     def parts(self) -> Iterator[tuple[str, int | None, FileMark]]:
         """Yield (name, number, mark) of the files of exports; the number is None for an unfinished file."""
@@ -337,6 +348,21 @@ class Target:
             if unfinished != name:
                 self.tree.system.move(self._at(unfinished), self._at(name))
         self.sync_folders([name])
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Make the folder, and inside the block have it locked on this host; StoreBusyError if another export has."""
+        self.make("")
+        return locked_folder(Path(self.tree.root)) if self.is_local else contextlib.nullcontext()
+
+    def require_run(self, run: str) -> None:
+        """Raise EngineError unless RUN names this run."""
+        if self.read(RUN) != run.encode():
+            raise EngineError(f"this export into {self.where} has failed or another has begun: its files are removed")
+
+    def end_run(self, run: str) -> None:
+        """Remove RUN; EngineError if it does not name this run."""
+        self.require_run(run)
+        self.remove([RUN])
 
     def make(self, folder: str) -> None:
         """Create the folder with its parents; in an object store, which has none, only test that it can be written to."""
@@ -385,9 +411,16 @@ class Target:
                 sync_folder(Path(self._at(folder)))
 
     def empty(self) -> None:
-        """Delete the content of the folder."""
+        """Delete the content of the folder but the lock."""
         with disk_errors("delete", self.where):
-            self.tree.system.delete_dir_contents(self.tree.root, missing_dir_ok=True)
+            if not self.is_local:
+                self.tree.system.delete_dir_contents(self.tree.root, missing_dir_ok=True)
+                return
+            for path in Path(self.tree.root).iterdir():
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != LOCK_NAME:
+                    path.unlink()
 
     def _at(self, name: str) -> str:
         return f"{self.tree.root}/{name}" if name else self.tree.root
@@ -476,7 +509,7 @@ class PartFiles:
         self._write()
         self._writeback.close()
         self._close()
-        self._require_run()
+        self._target.require_run(self._run)
         return [(file, self._rows[file], self._target.move(unfinished, file)) for file, unfinished in self._unfinished.items()]
 
     def abandon(self) -> None:
@@ -505,12 +538,8 @@ class PartFiles:
                                        write_batch_size=max(1, min(WRITE_ROWS_MAX, PAGE_BYTES // row_bytes)),
                                        write_statistics=[name for name in self._schema.names if name not in _BODIES])
         self._open[folder] = _OpenFile(file, sink, writer)
-        self._require_run()  # now that the file exists: see export_parquet
+        self._target.require_run(self._run)  # now that the file exists: see export_parquet
         return self._open[folder]
-
-    def _require_run(self) -> None:
-        if self._target.read(RUN) != self._run.encode():
-            raise EngineError(f"this export into {self._target.where} has failed or another has begun: its files are removed")
 
     def _write(self) -> None:
         """Write the held rows as row groups, and start their writeback."""

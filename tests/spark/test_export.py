@@ -21,7 +21,7 @@ from pyarrow import parquet
 from damage import flip
 from fix_cli import run
 from fix_store_builder import StoreBuilder
-from pyengine.errors import CorruptionError, DiskError, DiskFullError, EngineError, UsageError
+from pyengine.errors import CorruptionError, DiskError, DiskFullError, EngineError, StoreBusyError, UsageError
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import export, spark_session
 from pyengine.spark.export import RUN, STATE, SUCCESS, PartFiles, Target, escaped, export_parquet, write_groups
@@ -416,6 +416,61 @@ def test_an_export_writes_its_state_and_success_files_after_data_and_folders_are
         builder.put("later", b"x")
         assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 1
         assert local.at_state == [] and not late.exists() and STATE in local.names[out]
+
+
+def test_one_export_at_a_time_writes_into_a_folder_of_this_host(tmp_path, builder, monkeypatch):
+    Local(monkeypatch)
+    out, given, settle = tmp_path / "out", {"incremental": True, "columns": "physicalOffset"}, export._settle
+
+    def settled_beside_others(*arguments):
+        settle(*arguments)
+        for other in (given, {"incremental": True, "overwrite": True}, {"overwrite": True}):
+            with pytest.raises(StoreBusyError, match=f"is using {out}: wait for it"):
+                export_parquet(ONE_CORE, builder.root, out, **other)
+
+    for overwrite in (False, True):
+        with monkeypatch.context() as patched:
+            patched.setattr(export, "_settle", settled_beside_others)
+            assert export_parquet(ONE_CORE, builder.root, out, overwrite=overwrite, **given).messages == 60
+        assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 0
+        assert sorted(path.name for path in out.iterdir()) == [SUCCESS, STATE, "part-00000000000000000000.parquet"]
+
+
+def test_exports_into_one_remote_folder_lose_nothing_and_leave_the_others_files(tmp_path, builder, monkeypatch):
+    local = Local(monkeypatch)
+    monkeypatch.setattr(Target, "is_local", False)
+    out, given, settle = tmp_path / "out", {"incremental": True, "columns": "physicalOffset"}, export._settle
+
+    def another_follows(*arguments):
+        settle(*arguments)
+        monkeypatch.setattr(export, "_settle", settle)
+        assert export_parquet(ONE_CORE, builder.root, out, **given).messages == 60
+
+    monkeypatch.setattr(export, "_settle", another_follows)
+    with pytest.raises(EngineError, match="another has begun"):
+        export_parquet(ONE_CORE, builder.root, out, **given)
+    assert json.loads((out / STATE).read_text())["end"] == builder.end
+    assert parquet.read_table(out, columns=["physicalOffset"]).num_rows == 60
+    builder.put("later", b"x")
+
+    def another_begins(*arguments):
+        (out / RUN).write_text("other")
+        (out / ".part-1.parquet.other.1").write_bytes(b"half")
+        return local.run(*arguments)
+
+    monkeypatch.setattr(export, "collect_from_workers", another_begins)
+    with pytest.raises(EngineError, match="another has begun"):
+        export_parquet(ONE_CORE, builder.root, out, **given)
+    assert (out / RUN).read_text() == "other" and [path.name for path in out.glob(".part-*")] == [".part-1.parquet.other.1"]
+    assert parquet.read_table(out, columns=["physicalOffset"]).num_rows == 60
+
+    def another_ends(*arguments):
+        (out / STATE).write_bytes((out / STATE).read_bytes() + b" ")
+        return plan(arguments[1])
+
+    monkeypatch.setattr(export, "planned_parts", another_ends)
+    with pytest.raises(EngineError, match="another export has written into .* meanwhile"):
+        export_parquet(ONE_CORE, builder.root, out, **given)
 
 
 def without_none(given: dict) -> dict:
