@@ -23,7 +23,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -113,7 +113,12 @@ def _by_topic(batches: list[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
 JSON_TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "double": pa.float64(), "boolean": pa.bool_(),
               "timestamp": pa.timestamp("us", tz="UTC"), "date": pa.date32(), "json": pa.string()}
 EXTRA, REASON = "_extra", "reason"
+CONTENT_BYTES_MAX = 80 << 20  # of the decompressed bodies of a piece, unless it is one record; of plain ones a piece has less
 BAD = "/bad"  # after a topic, which has no `/`: the table of its bad rows
+
+
+class LargePieceError(Exception):
+    """The bodies of a piece of the log have more than CONTENT_BYTES_MAX."""
 
 
 class JsonColumns:
@@ -130,13 +135,22 @@ class JsonColumns:
         stored = [field for field in SCHEMA if field.name != DATE]
         self._bad_schema = pa.schema([*stored, pa.field(REASON, pa.string()), SCHEMA.field(DATE)])
 
-    def divided(self, topic: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-        """Yield (topic, its good rows), then (the topic with BAD, its bad rows), unless there are none."""
+    def divided(self, rows_of_topics: Iterable[tuple[str, pa.Table]]) -> list[tuple[str, pa.Table]]:
+        """Return (topic, its good rows), then (the topic with BAD, its bad rows), unless there are none, of each topic of a piece;
+        LargePieceError."""
+        self._content_bytes = 0
+        return [divided for topic, rows in rows_of_topics for divided in self._divided(topic, rows)]
+
+    def _divided(self, topic: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
         values: dict[str, list[Any]] = {name: [] for name in (*self._types, EXTRA)}
         reasons: list[str | None] = []
         for body, flag in zip(rows["body"].to_pylist(), rows["sysFlag"].to_pylist()):
             try:
-                found = self._values(body, flag)
+                text = content_of(body, flag)
+                if self._content_bytes and self._content_bytes + len(text) > CONTENT_BYTES_MAX:
+                    raise LargePieceError
+                self._content_bytes += len(text)
+                found = self._values(text)
             except (ValueError, RecursionError, FormatError) as error:
                 reasons.append(str(error))
                 continue
@@ -152,10 +166,10 @@ class JsonColumns:
             yield topic + BAD, pa.table([why.drop_null() if name == REASON else bad[name] for name in self._bad_schema.names],
                                         schema=self._bad_schema)
 
-    def _values(self, body: bytes, sys_flag: int) -> dict[str, Any]:
-        """Return the values of the columns; ValueError, RecursionError or FormatError for a bad row."""
+    def _values(self, text: bytes) -> dict[str, Any]:
+        """Return the values of the columns; ValueError or RecursionError for a bad row."""
         try:
-            found = json.loads(content_of(body, sys_flag), parse_constant=_no_constant)
+            found = json.loads(text, parse_constant=_no_constant)
         except UnicodeDecodeError:
             raise ValueError("the body is no text in UTF-8") from None
         except (json.JSONDecodeError, RecursionError) as error:

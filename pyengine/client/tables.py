@@ -387,6 +387,8 @@ class _Filling:
 
     def _read(self, at: int, end: int) -> tuple[int, list[tuple[str, Any]]]:
         """Read a piece of the log from `at` on: return the offset of the next record, and the rows of each wanted topic's tables."""
+        from pyengine.client.table_formats import LargePieceError
+
         base = segment_start(at, self._segment_bytes)
         view = self._store.commit_log.view(base)
         if view is None:
@@ -404,7 +406,12 @@ class _Filling:
         wanted = [(topic, its) for topic, its in rows
                   if (not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic))]
         if self._json is not None:
-            wanted = [divided for topic, its in wanted for divided in self._json.divided(topic, its)]
+            try:
+                return boundary, self._json.divided(wanted)
+            except LargePieceError:
+                self._piece_bytes = (stop - at) // 2  # of the pieces that follow too: they are likely to be alike
+            del rows, wanted
+            return self._read(at, end)
         return boundary, wanted
 
     def _add(self, topic: str, rows: Any, start: int, end: int) -> bool:

@@ -133,6 +133,17 @@ def test_a_run_that_ends_between_the_two_tables_is_continued_without_doubles(bui
     assert [row["body"] for row in rows(tmp_path / to, to, "orders_bad")] == [b"0", b"2", b"4"]
 
 
+def test_a_piece_whose_bodies_are_large_when_decompressed_is_divided(builder, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_formats, "CONTENT_BYTES_MAX", 3000)
+    for number in range(21):  # the last is larger alone
+        body = json.dumps({"name": f"{number}", "more": "x" * (5000 if number == 20 else 1000)}).encode()
+        builder.put(("orders", "events")[number % 2], zlib.compress(body), sys_flag=1)
+    report = fill(builder, tmp_path / "lake", "delta", name="string")
+    assert report.messages == {"orders": 11, "events": 10} and report.commits >= 10
+    for topic, first in (("orders", 0), ("events", 1)):
+        assert [row["name"] for row in rows(tmp_path / "lake", "delta", topic)] == [*map(str, range(first, 21, 2))]
+
+
 @pytest.mark.parametrize(("types", "says"), [
     ({"tags": "string"}, "the column 'tags' of json"), ({"Body": "string"}, "the column 'Body' of json"), ({"_extra": "json"}, "_extra"),
     ({"a": "string", "A": "int"}, "the column 'A' of json"), ({"a b": "int"}, "the column 'a b'"), ({"a": "doubl"}, "did you mean double"),
