@@ -867,7 +867,7 @@ class Consumer:
     def _lag(self) -> dict[int, QueueLag]:
         self._require_open()
         offsets = self._session.stored() if self._session else self._positions
-        return queue_lags(self._reader, self.topic, offsets, self._options.level)
+        return queue_lags(self._reader, self.topic, offsets, self._options.level, self.group)
 
     @property
     def assignment(self) -> list[int]:
@@ -1264,14 +1264,17 @@ class Consumer:
                 self._empty[held.queue_id] = held.position, look
             return False
         if found.status in (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_FOUND_NULL):
-            self._missed += following - held.position
-            self._note(f"queue {held.queue_id}: messages {held.position} to {following - 1} were removed "
-                       f"before the group came to them")
+            if lost := held.flight.unread(held.position, following):
+                count = sum(end - start for start, end in lost)
+                self._missed += count
+                self._note(f"queue {held.queue_id}: {count} messages from {lost[0][0]} to {lost[-1][1] - 1} were removed "
+                           f"before the group came to them")
         elif options.wanted == Wanted() and len(found.messages) < following - held.position:
-            missing = set(range(held.position, following)).difference(found.queue_offsets)
-            self._missed += len(missing)
-            self._note(f"queue {held.queue_id}: {len(missing)} messages from {min(missing)} on cannot be read: "
-                       f"removed just now, or damaged (`pyengine check` tells)")
+            unread = {offset for run in held.flight.unread(held.position, following) for offset in range(*run)}
+            if missing := unread.difference(found.queue_offsets):
+                self._missed += len(missing)
+                self._note(f"queue {held.queue_id}: {len(missing)} messages from {min(missing)} on cannot be read: "
+                           f"removed just now, or damaged (`pyengine check` tells)")
         messages = held.flight.unacknowledged(found._placed(self.topic, held.queue_id))
         held.read_ahead = min(2 * len(messages), READ_AHEAD_MESSAGES)
         held.position = following

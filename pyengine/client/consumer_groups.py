@@ -147,7 +147,7 @@ class ConsumerGroups:
 
     def _state(self, reader: LiveStoreReader, topic: str, group: str, offsets: Mapping[int, int],
                popped: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> GroupState:
-        queues = queue_lags(reader, topic, offsets)
+        queues = queue_lags(reader, topic, offsets, group=group)
         for queue_id, lag in queues.items():
             if row := popped.get((topic, group, queue_id)):
                 queues[queue_id] = replace(lag, in_flight=row["in_flight"], attempts=row["attempts"],
@@ -235,7 +235,7 @@ class QueueLag:
 
 
 def queue_lags(
-    reader: StoreReader, topic: str, committed: Mapping[int, int], level: Level | None = None,
+    reader: StoreReader, topic: str, committed: Mapping[int, int], level: Level | None = None, group: str | None = None,
 ) -> dict[int, QueueLag]:
     """Return the lag in each queue of the topic, and in queues that only have offsets."""
     lags = {}
@@ -244,7 +244,10 @@ def queue_lags(
         wanted = committed.get(queue_id, low)
         first = max(wanted, low)
         found = reader.get_message(topic, queue_id, first, 1, level=level).messages if first < high else []
-        lags[queue_id] = QueueLag(queue_id, committed.get(queue_id), low, high, max(0, high - first), max(0, low - wanted),
+        lost = [(wanted, low)] if wanted < low else []
+        if lost and group is not None:
+            lost = AckFile(reader.root, group_key(topic, group)).unread(queue_id, wanted, low)
+        lags[queue_id] = QueueLag(queue_id, committed.get(queue_id), low, high, max(0, high - first), sum(end - at for at, end in lost),
                                   found[0].store_timestamp_ms if found else None)
     return lags
 

@@ -610,6 +610,9 @@ class SharedFlight(InFlight):
     def unacknowledged(self, messages: list[Message]) -> list[Message]:
         return self.table.unacknowledged(messages)
 
+    def unread(self, start: int, end: int) -> list[tuple[int, int]]:
+        return self.table.unread(start, end)
+
     def is_suspicious(self, deliveries_max: int | None) -> bool:
         return self.state is not None and self.state.is_suspicious(deliveries_max)
 

@@ -140,6 +140,12 @@ class AckFile:
         """Let no line of a turn count that comes later and has a lower fence. Not during a compaction."""
         self._append([{"fence": fence}], is_durable=False)
 
+    def unread(self, queue: int, offset: int, end: int) -> list[tuple[int, int]]:
+        """Return the runs of [offset, end) that are not acknowledged; `offset` is the group's stored one."""
+        flight = InFlight(offset)
+        flight.resume(self.read([queue]).get(queue, ()), offset, lambda tenure: offset)
+        return flight.unread(offset, end)
+
     def content(self) -> bytes:
         """Return the bytes of the file, none without a file."""
         return read_or_none(self.path) or b""
@@ -352,6 +358,10 @@ class SharedQueue:
     def unacknowledged(self, messages: list[Message]) -> list[Message]:
         """Return those messages that were not acknowledged in an earlier tenure."""
         return [message for message in messages if not _contains(self._skipped, message.queue_offset)] if self._skipped else messages
+
+    def unread(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the runs of [start, end), from the end of what was taken on, that were not acknowledged in an earlier tenure."""
+        return [*_gaps(self._skipped, start, end)]
 
     def deliveries(self, offset: int) -> int:
         """Return how often a message was delivered."""
@@ -570,6 +580,10 @@ class InFlight:
         if not self._skipped or not messages or messages[0].queue_offset >= self._skipped[-1][1]:
             return messages
         return [message for message in messages if not _contains(self._skipped, message.queue_offset)]
+
+    def unread(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the runs of [start, end) that no earlier reader has acknowledged."""
+        return [*_gaps(self._skipped, start, end)]
 
     def deliver(self, messages: list[Message], deliveries_max: int | None) -> list[Message]:
         """Note that these are delivered; return them with their counts, without those that were delivered `deliveries_max` times."""

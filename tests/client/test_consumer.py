@@ -39,6 +39,7 @@ from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.client.group_session import AssignedQueue
 from pyengine.client.retries import RetriedMessage
 from pyengine.errors import DiskError, NotAStoreError, StoreBusyError, UsageError
+from pyengine.formats.consume_queue import FILLER
 from pyengine.ipc.crashed_engine_memory import rebuild_offline, recover_offline
 from pyengine.ipc.store_lock import owning, read_holder
 from pyengine.native.waiting import Beat
@@ -625,7 +626,7 @@ def test_a_later_queue_without_its_first_messages_is_read_from_the_rest_and_the_
     while len(got) < 4:
         got += bodies(consumer.pull(timeout_s=60))
     assert got == later
-    assert consumer.missed == 7 and consumer.notes == ["queue 2: messages 0 to 6 were removed before the group came to them"]
+    assert consumer.missed == 7 and consumer.notes == ["queue 2: 7 messages from 0 to 6 were removed before the group came to them"]
 
 
 @pytest.mark.parametrize(("start", "first"), [
@@ -1099,6 +1100,36 @@ def test_removed_messages_are_counted_and_said(builder, consume):
     consumer = consume()
     assert bodies(consumer.pull()) == expected
     assert consumer.missed == 5 and "2 to 6 were removed" in consumer.notes[0]
+
+
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_removed_messages_that_the_group_had_acknowledged_are_not_missed(builder, consume, sharing):
+    expected = fill(builder, 10)
+    consumer = consume(auto_commit=False, sharing=sharing)
+    consumer.ack([message for message in consumer.pull(10) if message.queue_offset not in (0, 5, 9)])
+    leave_unfinished(consumer)
+    for number in range(9):
+        builder.write_entry("orders", 0, number, *FILLER)
+    [state] = pyengine.ConsumerGroups(builder.root, **settings(builder)).groups()
+    consumer = consume(auto_commit=False, sharing=sharing)
+    assert state.lost == consumer.lag()[0].lost == 2
+    assert bodies(consumer.pull(timeout_s=scaled_timeout_s(30))) == expected[9:] and consumer.missed == 2
+    assert consumer.notes == ["queue 0: 2 messages from 0 to 5 were removed before the group came to them"]
+
+
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_acknowledged_messages_that_cannot_be_read_any_more_are_not_missed(builder, consume, sharing):
+    expected = fill(builder, 10)
+    consumer = consume(auto_commit=False, sharing=sharing)
+    consumer.ack([message for message in consumer.pull(10) if message.queue_offset in (3, 4)])
+    leave_unfinished(consumer)
+    for number in (3, 4):
+        builder.write_entry("orders", 0, number, *FILLER)
+    consumer = consume(auto_commit=False, sharing=sharing)
+    got = bodies(consumer.pull(10, timeout_s=scaled_timeout_s(30)))
+    while len(got) < 8:
+        got += bodies(consumer.pull(10, timeout_s=scaled_timeout_s(30)))
+    assert got == expected[:3] + expected[5:] and consumer.missed == 0 and consumer.notes == []
 
 
 def test_an_offset_beyond_the_end_goes_back_to_it(builder, consume):
