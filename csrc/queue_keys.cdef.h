@@ -1,6 +1,7 @@
 /* Numbers queues by topic and id, from 0 on in the order in which they are added. What is known of each is in an array beside it.
  *
- * Who: dispatch, and a scan that chooses queues; one thread. Blocks on: nothing. All memory belongs to the caller (Python).
+ * Who: dispatch, and a scan that chooses queues; one thread. Blocks on: nothing. After a crash: nothing is left, since all memory is
+ * that of the calling Python process.
  */
 struct ms_queue_key {
     uint64_t hash;           /* of topic and queue id */
