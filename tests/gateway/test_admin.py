@@ -429,8 +429,8 @@ def test_cleaning_unused_topics_names_deleted_topics_that_keep_their_queues(serv
     assert client.ask(codes.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == codes.SUCCESS
     answer = client.ask(codes.CLEAN_UNUSED_TOPIC)
     says, _, named = (answer.remark or "").partition(": ")
-    assert (answer.code, says) == (codes.SYSTEM_ERROR, "topics that topics.json does not name still have messages, and their queues stay "
-                                                       "as long")
+    assert (answer.code, says) == (codes.SYSTEM_ERROR, "topics that topics.json does not name still have messages, and their queue "
+                                                       "files stay as long")
     assert topic in named.split(", ")
     with pyengine.open_store(served.root) as store:
         assert [message.body for message in store.get_message(topic, 0, 0).messages] == [b"first"]
