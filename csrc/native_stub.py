@@ -121,9 +121,8 @@ def python_type(ctype: Any, *, is_argument: bool = False) -> str:
 
 def structs(names: list[str]) -> Iterator[str]:
     for name in names:
-        fields = ffi.typeof(f"struct {name}").fields  # None if only C knows them
-        yield f"\nclass {name}(Struct):{'' if fields else ' ...'}"
-        for field, found in fields or ():
+        yield f"\nclass {name}(Struct):"
+        for field, found in ffi.typeof(f"struct {name}").fields:
             if not keyword.iskeyword(field):
                 yield f"    {field}: {python_type(found.type)}"
 

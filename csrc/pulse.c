@@ -32,8 +32,8 @@ struct slot {
     uint32_t moved;
 };
 
-struct ms_beat {
-    struct ms_beat *next;
+struct beat {
+    struct beat *next;
     struct name *names;
     struct slot *slots;          /* NULL: it watches no other members */
     struct ms_member member;     /* fd: -1 for none */
@@ -43,14 +43,14 @@ struct ms_beat {
     uint32_t flags;              /* MS_BEAT_*; changed without the mutex */
 };
 
-struct ms_pulse {
+struct pulse {
     pthread_mutex_t lock;        /* guards the list and what is in it */
-    struct ms_beat *first;
+    struct beat *first;
     int64_t due_ns;              /* of the waiting thread alone */
     uint32_t beats;              /* written by the waiting thread alone */
 };
 
-static void raise_flag(struct ms_beat *beat, uint32_t flag)
+static void raise_flag(struct beat *beat, uint32_t flag)
 {
     for (uint32_t before = ms_load_acquire(&beat->flags); !ms_compare_exchange(&beat->flags, &before, before | flag);) {
     }
@@ -121,7 +121,7 @@ static int has_slot_changed(struct slot *slot, uint32_t crc, int fd, int64_t loc
 }
 
 /* Slots are taken from the first on, so that an empty record ends those that ever had a member. */
-static int have_slots_changed(struct ms_beat *beat)
+static int have_slots_changed(struct beat *beat)
 {
     const struct ms_member *member = &beat->member;
     int changed = 0;
@@ -149,7 +149,7 @@ static uint64_t hashed(uint64_t hash, const uint8_t *from, size_t bytes)
     return hash;
 }
 
-static int have_records_changed(struct ms_beat *beat)
+static int have_records_changed(struct beat *beat)
 {
     const uint32_t records = ms_load_acquire(&beat->records);
     uint64_t hash = 0xCBF29CE484222325 ^ records;
@@ -216,7 +216,7 @@ static int has_name_changed(struct name *name)
     return changed;
 }
 
-static void free_names(struct ms_beat *beat)
+static void free_names(struct beat *beat)
 {
     while (beat->names != NULL) {
         struct name *name = beat->names;
@@ -227,7 +227,7 @@ static void free_names(struct ms_beat *beat)
 
 /* ---- the pulse ---- */
 
-static void look(struct ms_beat *beat)
+static void look(struct beat *beat)
 {
     int changed = beat->looks++ == 0;
     if (beat->member.fd >= 0) {
@@ -243,11 +243,11 @@ static void look(struct ms_beat *beat)
 }
 
 /* Beat once; return whether something is to be taken, or there is no beat. */
-static int beat_all(struct ms_pulse *pulse)
+static int beat_all(struct pulse *pulse)
 {
     pthread_mutex_lock(&pulse->lock);
     int is_over = pulse->first == NULL;
-    for (struct ms_beat *beat = pulse->first; beat != NULL; beat = beat->next) {
+    for (struct beat *beat = pulse->first; beat != NULL; beat = beat->next) {
         look(beat);
         is_over |= ms_load_acquire(&beat->flags) != 0;
     }
@@ -256,16 +256,17 @@ static int beat_all(struct ms_pulse *pulse)
     return is_over;
 }
 
-struct ms_pulse *ms_pulse_new(void)
+void *ms_pulse_new(void)
 {
-    struct ms_pulse *pulse = calloc(1, sizeof *pulse);
+    struct pulse *pulse = calloc(1, sizeof *pulse);
     if (pulse != NULL)
         pthread_mutex_init(&pulse->lock, NULL);
     return pulse;
 }
 
-void ms_pulse_wait(struct ms_pulse *pulse, int64_t interval_ns, int64_t timeout_ns)
+void ms_pulse_wait(void *argument, int64_t interval_ns, int64_t timeout_ns)
 {
+    struct pulse *pulse = argument;
     const int64_t until_ns = ms_monotonic_ns() + timeout_ns;
     int is_over;
     do {
@@ -277,14 +278,16 @@ void ms_pulse_wait(struct ms_pulse *pulse, int64_t interval_ns, int64_t timeout_
     } while (!is_over && ms_monotonic_ns() < until_ns);
 }
 
-uint32_t ms_pulse_beats(const struct ms_pulse *pulse)
+uint32_t ms_pulse_beats(void *argument)
 {
+    struct pulse *pulse = argument;
     return ms_load_acquire(&pulse->beats);
 }
 
-struct ms_beat *ms_beat_add(struct ms_pulse *pulse, const struct ms_member *member)
+void *ms_beat_add(void *argument, const struct ms_member *member)
 {
-    struct ms_beat *beat = calloc(1, sizeof *beat);
+    struct pulse *pulse = argument;
+    struct beat *beat = calloc(1, sizeof *beat);
     if (beat == NULL)
         return NULL;
     beat->member.fd = -1;
@@ -301,10 +304,12 @@ struct ms_beat *ms_beat_add(struct ms_pulse *pulse, const struct ms_member *memb
     return beat;
 }
 
-void ms_beat_remove(struct ms_pulse *pulse, struct ms_beat *beat)
+void ms_beat_remove(void *argument, void *removed)
 {
+    struct pulse *pulse = argument;
+    struct beat *beat = removed;
     pthread_mutex_lock(&pulse->lock);
-    struct ms_beat **at = &pulse->first;
+    struct beat **at = &pulse->first;
     while (*at != beat)
         at = &(*at)->next;
     *at = beat->next;
@@ -314,8 +319,10 @@ void ms_beat_remove(struct ms_pulse *pulse, struct ms_beat *beat)
     free(beat);
 }
 
-int ms_beat_watch(struct ms_pulse *pulse, struct ms_beat *beat, const char *path, int32_t what)
+int ms_beat_watch(void *argument, void *watching, const char *path, int32_t what)
 {
+    struct pulse *pulse = argument;
+    struct beat *beat = watching;
     const size_t bytes = strlen(path) + 1;
     struct name *name = calloc(1, sizeof *name + bytes);
     if (name == NULL)
@@ -329,24 +336,27 @@ int ms_beat_watch(struct ms_pulse *pulse, struct ms_beat *beat, const char *path
     return 0;
 }
 
-void ms_beat_forget(struct ms_pulse *pulse, struct ms_beat *beat)
+void ms_beat_forget(void *argument, void *watching)
 {
+    struct pulse *pulse = argument;
     pthread_mutex_lock(&pulse->lock);
-    free_names(beat);
+    free_names(watching);
     pthread_mutex_unlock(&pulse->lock);
 }
 
-void ms_beat_set_records(struct ms_beat *beat, uint32_t records)
+void ms_beat_set_records(void *argument, uint32_t records)
 {
+    struct beat *beat = argument;
     ms_store_release(&beat->records, records);
 }
 
-void ms_beat_rouse(struct ms_beat *beat)
+void ms_beat_rouse(void *beat)
 {
     raise_flag(beat, MS_BEAT_ROUSED);
 }
 
-uint32_t ms_beat_take(struct ms_beat *beat)
+uint32_t ms_beat_take(void *argument)
 {
+    struct beat *beat = argument;
     return ms_exchange(&beat->flags, 0);
 }

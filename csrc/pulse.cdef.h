@@ -41,26 +41,23 @@ struct ms_member {
 /* Set `found[i]` to 1 if another open file has a lock on byte start + i, for each of `count`; 0 or -errno. From any thread. */
 int ms_locks_find(int32_t fd, int64_t start, int64_t count, uint8_t *found);
 
-struct ms_pulse;
-struct ms_beat;
-
 /* NULL without memory. It is never freed, since its thread may outlive the interpreter. */
-struct ms_pulse *ms_pulse_new(void);
+void *ms_pulse_new(void);
 /* Beat each `interval_ns`; return after a beat that has something to take, or if there is none, or after one at `timeout_ns`. */
-void ms_pulse_wait(struct ms_pulse *pulse, int64_t interval_ns, int64_t timeout_ns);
+void ms_pulse_wait(void *pulse, int64_t interval_ns, int64_t timeout_ns);
 /* Return how often it has beaten. */
-uint32_t ms_pulse_beats(const struct ms_pulse *pulse);
+uint32_t ms_pulse_beats(void *pulse);
 /* Begin a beat, of a member or (NULL) of none; NULL without memory. */
-struct ms_beat *ms_beat_add(struct ms_pulse *pulse, const struct ms_member *member);
+void *ms_beat_add(void *pulse, const struct ms_member *member);
 /* End a beat and free it. Afterwards the member's descriptor is not used any more. */
-void ms_beat_remove(struct ms_pulse *pulse, struct ms_beat *beat);
+void ms_beat_remove(void *pulse, void *beat);
 /* Watch a name too: 0, or -ENOMEM. */
-int ms_beat_watch(struct ms_pulse *pulse, struct ms_beat *beat, const char *path, int32_t what);
+int ms_beat_watch(void *pulse, void *beat, const char *path, int32_t what);
 /* Watch no names any more. */
-void ms_beat_forget(struct ms_pulse *pulse, struct ms_beat *beat);
+void ms_beat_forget(void *pulse, void *beat);
 /* Watch the records of the first `records` queues. */
-void ms_beat_set_records(struct ms_beat *beat, uint32_t records);
+void ms_beat_set_records(void *beat, uint32_t records);
 /* Let the thread return after the next beat. */
-void ms_beat_rouse(struct ms_beat *beat);
+void ms_beat_rouse(void *beat);
 /* Return MS_BEAT_*, and clear them. */
-uint32_t ms_beat_take(struct ms_beat *beat);
+uint32_t ms_beat_take(void *beat);

@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
-struct ms_watch {
+struct watch {
     const struct ms_control *control;
     struct ms_sleeper sleeper;   /* of the thread */
     pthread_t thread;
@@ -15,7 +15,7 @@ struct ms_watch {
     int is_ending;
 };
 
-static void raise_if_arrived(const struct ms_watch *watch, struct ms_watched *watched)
+static void raise_if_arrived(const struct watch *watch, struct ms_watched *watched)
 {
     for (uint32_t i = 0; i < watched->count; i++) {
         const struct ms_awaited *row = &watched->rows[i];
@@ -28,7 +28,7 @@ static void raise_if_arrived(const struct ms_watch *watch, struct ms_watched *wa
     }
 }
 
-static void sleep_until_stirred(struct ms_watch *watch, uint32_t seen)
+static void sleep_until_stirred(struct watch *watch, uint32_t seen)
 {
     for (int slept = MS_ARRIVALS_SIGNAL; slept != MS_ARRIVALS_STIRRED;) {
         const uint32_t arrivals = ms_load_acquire(&watch->control->arrival_seq.value);
@@ -43,7 +43,7 @@ static void sleep_until_stirred(struct ms_watch *watch, uint32_t seen)
 
 static void *run(void *argument)
 {
-    struct ms_watch *watch = argument;
+    struct watch *watch = argument;
     for (;;) {
         const uint32_t seen = ms_load_acquire(&watch->sleeper.stirs);
         uint32_t bits = 0;
@@ -60,9 +60,9 @@ static void *run(void *argument)
     }
 }
 
-struct ms_watch *ms_watch_start(const struct ms_control *control, int *error_number)
+void *ms_watch_start(const struct ms_control *control, int *error_number)
 {
-    struct ms_watch *watch = calloc(1, sizeof *watch);
+    struct watch *watch = calloc(1, sizeof *watch);
     if (watch == NULL) {
         *error_number = ENOMEM;
         return NULL;
@@ -81,8 +81,9 @@ struct ms_watch *ms_watch_start(const struct ms_control *control, int *error_num
     return NULL;
 }
 
-void ms_watch_stop(struct ms_watch *watch)
+void ms_watch_stop(void *argument)
 {
+    struct watch *watch = argument;
     pthread_mutex_lock(&watch->lock);
     watch->is_ending = 1;
     pthread_mutex_unlock(&watch->lock);
@@ -92,8 +93,9 @@ void ms_watch_stop(struct ms_watch *watch)
     free(watch);
 }
 
-void ms_watch_add(struct ms_watch *watch, struct ms_watched *watched)
+void ms_watch_add(void *argument, struct ms_watched *watched)
 {
+    struct watch *watch = argument;
     pthread_mutex_lock(&watch->lock);
     watched->count = 0;
     watched->next = watch->first;
@@ -101,8 +103,9 @@ void ms_watch_add(struct ms_watch *watch, struct ms_watched *watched)
     pthread_mutex_unlock(&watch->lock);
 }
 
-void ms_watch_remove(struct ms_watch *watch, struct ms_watched *watched)
+void ms_watch_remove(void *argument, struct ms_watched *watched)
 {
+    struct watch *watch = argument;
     pthread_mutex_lock(&watch->lock);
     struct ms_watched **at = &watch->first;
     while (*at != NULL && *at != watched)
@@ -113,8 +116,9 @@ void ms_watch_remove(struct ms_watch *watch, struct ms_watched *watched)
     pthread_mutex_unlock(&watch->lock);
 }
 
-void ms_watch_arm(struct ms_watch *watch, struct ms_watched *watched, const struct ms_control *theirs, struct ms_awaited *rows, uint32_t count)
+void ms_watch_arm(void *argument, struct ms_watched *watched, const struct ms_control *theirs, struct ms_awaited *rows, uint32_t count)
 {
+    struct watch *watch = argument;
     uint32_t bits = 0;
     for (uint32_t i = 0; i < count; i++) {
         const char *level = (const char *)rows[i].level;
@@ -133,8 +137,9 @@ void ms_watch_arm(struct ms_watch *watch, struct ms_watched *watched, const stru
         ms_arrivals_stir(&watch->sleeper);
 }
 
-void ms_watch_disarm(struct ms_watch *watch, struct ms_watched *watched)
+void ms_watch_disarm(void *argument, struct ms_watched *watched)
 {
+    struct watch *watch = argument;
     pthread_mutex_lock(&watch->lock);
     watched->count = 0;
     pthread_mutex_unlock(&watch->lock);

@@ -21,15 +21,13 @@ struct ms_watched {
     uint32_t reserved;
 };
 
-struct ms_watch;
-
 /* Start a thread; NULL and *error_number if there is none. */
-struct ms_watch *ms_watch_start(const struct ms_control *control, int *error_number);
+void *ms_watch_start(const struct ms_control *control, int *error_number);
 /* End the thread and free the watch, whose readers were removed. */
-void ms_watch_stop(struct ms_watch *watch);
-void ms_watch_add(struct ms_watch *watch, struct ms_watched *watched);
-void ms_watch_remove(struct ms_watch *watch, struct ms_watched *watched);
+void ms_watch_stop(void *watch);
+void ms_watch_add(void *watch, struct ms_watched *watched);
+void ms_watch_remove(void *watch, struct ms_watched *watched);
 /* Raise it once one of `rows` may have something to read, at once if that is so. `theirs`: the mapping that their levels are in. */
-void ms_watch_arm(struct ms_watch *watch, struct ms_watched *watched, const struct ms_control *theirs, struct ms_awaited *rows, uint32_t count);
+void ms_watch_arm(void *watch, struct ms_watched *watched, const struct ms_control *theirs, struct ms_awaited *rows, uint32_t count);
 /* Do not raise it any more, until it is armed again. */
-void ms_watch_disarm(struct ms_watch *watch, struct ms_watched *watched);
+void ms_watch_disarm(void *watch, struct ms_watched *watched);
