@@ -69,11 +69,12 @@ def folders_of(root: Root, store_path: str, read_only: str) -> LogFolders:
     One that has several names (relative and absolute, by a link, mounted twice) has its first: its segments would count twice.
     """
     named = [[Path(root) / piece.strip() for piece in text.split(PATH_SEPARATOR) if piece.strip()] for text in (store_path, read_only)]
+    named[0] = named[0] or [Path(root) / "commitlog"]
     if sum(map(len, named)) > 1:
         first: dict[object, Path] = {}
         named = [[first.setdefault(_identity(folder), folder) for folder in folders] for folders in named]
     writable, others = (tuple(dict.fromkeys(folders)) for folders in named)
-    return LogFolders(writable or (Path(root) / "commitlog",), others)
+    return LogFolders(writable, others)
 
 
 def _identity(folder: Path) -> object:

@@ -45,7 +45,7 @@ IDLE_ROUND_NS = 1_000_000_000  # of waiting for the first
 RECHECK_NS = 5_000_000
 WRITE_AGAIN_BYTES = 16 << 20  # between two heartbeats
 PIECE_BYTES = 1 << 20
-UNFLUSHED_SEGMENTS_MAX = 128  # of a timed flush
+UNFLUSHED_SEGMENTS_MAX = 16  # of a timed flush; the limit of descriptors has room for so many (WRITER_DESCRIPTORS)
 COMMIT_ROUND_NS = 50_000_000  # one work() lasts at most about this long
 IDLE_PAUSE_S = 1.0
 STREAM = waiting.Stream(gather_ns=1_000_000, quiet_ns=3_000_000)

@@ -170,7 +170,7 @@ def test_a_log_folder_with_two_names_is_one(tmp_path, again, read_only):
     root = tmp_path / "store"
     (tmp_path / "link").symlink_to(root)
     again = again.format(store=root)
-    with pyengine.Engine(root, **SMALL, store_path_commit_log="commitlog" if read_only else f"commitlog,{again}"):
+    with pyengine.Engine(root, **SMALL, **{} if read_only else {"store_path_commit_log": f"commitlog,{again}"}):
         put_all(root)
     with pyengine.Engine(root, **{"read_only_commit_log_store_paths": again} if read_only else {}) as engine:
         assert engine.state == "running" and read_all(root) == list(range(MESSAGES))
