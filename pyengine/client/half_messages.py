@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,7 @@ READ_MESSAGES = 256
 FLUSHED_WAIT_S = 5.0
 FLUSHED_POLL_INTERVAL_S = 0.01
 AGE_MAX_MS = 72 * 3_600_000  # RocketMQ: fileReservedTime; but a message that is put back outlives its segment
+SEEN_MAX = 1000         # ends of a queue that are remembered
 LOCK_NAME = "transactions.lock"
 LOCK_BYTES_MAX = 1 << 20
 LOCK_GROUPS_MAX = 1000  # in the lock file: more than are asked within an interval
@@ -115,6 +117,7 @@ class HalfMessages:
         self.root = self._store.root
         self._settings = settings
         self.now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+        self.steady_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000
         self._put_raw = put_raw
         self._given_host = host
         self.last_put_end = 0
@@ -172,9 +175,9 @@ class HalfMessages:
 
     def _may_be_put_back(self, half: Message) -> bool:
         """Whether a round may have asked about the half message by now, or has: it is a copy."""
-        immunity_s = _number(half.properties.get(constants.PROPERTY_CHECK_IMMUNITY_TIME, ""), -1)
-        return (constants.PROPERTY_TRANSACTION_CHECK_TIMES in half.properties
-                or _age_ms(half, self.now_ms()) >= (self.config.transaction_timeout_ms if immunity_s < 0 else immunity_s * 1000))
+        immunity_s, age_ms = _number(half.properties.get(constants.PROPERTY_CHECK_IMMUNITY_TIME, ""), -1), _age_ms(half, self.now_ms())
+        return (constants.PROPERTY_TRANSACTION_CHECK_TIMES in half.properties or age_ms < 0
+                or age_ms >= (self.config.transaction_timeout_ms if immunity_s < 0 else immunity_s * 1000))
 
     def put_back(self, half: Message, more: dict[str, str]) -> Message:
         """Store a half message again at the end of the half topic, with further properties. PutError if it is not stored.
@@ -280,6 +283,7 @@ class PreparedCheck:
         self._recent: set[str] = set()  # groups that are not asked in this round, or after PUT_BACK not put back
         self._done: set[str] = set()    # what this round adds to them
         self._again_after_ms = 0
+        self._seen: dict[int, list[tuple[int, int]]] = {}  # queue -> its ends, each with the steady time of the first round that saw it
         self.not_asked: set[int] = set()
         """Physical offsets of what the last round returned in vain: that try does not count."""
 
@@ -330,11 +334,18 @@ class PreparedCheck:
                 return
             time.sleep(FLUSHED_POLL_INTERVAL_S)
         self._reached = _RoundProgress(read_epoch(self._halves.root))
+        if self._reached.epoch != reached.epoch:
+            self._seen.clear()
 
     def _check_queue(self, queue_id: int, can_ask: Callable[[Message], bool], asked: list[Message]) -> None:
         reader = self._halves.reader()
         first, half_end = reader.queue_range(constants.TRANSACTION_HALF_TOPIC, queue_id, ReadLevel.COMMITTED)
         start_ms = self._halves.now_ms()  # all below half_end are older, or the clock was set back
+        seen = self._seen.setdefault(queue_id, [])
+        if not seen or half_end > seen[-1][0]:
+            seen.append((half_end, self._halves.steady_ms()))
+            if len(seen) > SEEN_MAX:
+                del seen[1:-1:2]  # messages between two that stay become younger
         begin = min(max(self._begin(constants.TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
         op_begin = self._begin(constants.TRANSACTION_OP_TOPIC, queue_id, 0)
         ended, done_ops, op_begin = self._read_ops(queue_id, op_begin)
@@ -409,7 +420,7 @@ class PreparedCheck:
         """Put an undecided message back, or discard it; return whether the round may continue after it. PutError."""
         times, config = _number(half.properties.get(constants.PROPERTY_TRANSACTION_CHECK_TIMES, "0"), 0), self._halves.config
         times -= half.physical_offset in self.not_asked
-        age_ms = _age_ms(half, start_ms)
+        age_ms = self._age_ms(half, start_ms)
         if times >= config.transaction_check_max or age_ms > AGE_MAX_MS:
             self._halves.discard(half)
             _LOG.error("half message %s was checked %d times and is moved to %s", half.msg_id, times, constants.TRANSACTION_DISCARD_TOPIC)
@@ -433,9 +444,24 @@ class PreparedCheck:
               else start_ms - half.store_timestamp_ms < self._again_after_ms):  # put back by another process, or it can wait
             return False
         else:
-            self._halves.put_back(half, {})
+            self._halves.put_back(half, {constants.PROPERTY_TRANSACTION_CHECK_TIMES: str(times)})
             self._done.add(PUT_BACK + group)
         return True
+
+    def _age_ms(self, half: Message, start_ms: int) -> int:
+        """Return the age of a half message. One that is ahead of the clock, which was set back, ages since a round first saw it.
+
+        It may be of before that, or a new one: the log's clock stays where it was, and another host's producer has the right time.
+        A copy that a check stored was old enough before.
+        """
+        age_ms = _age_ms(half, start_ms)
+        if age_ms >= 0:
+            return age_ms
+        if constants.PROPERTY_TRANSACTION_CHECK_TIMES in half.properties:
+            return AGE_MAX_MS
+        first = _original(half)
+        seen, offset = self._seen[half.queue_id], half.queue_offset if first < 0 else min(first, half.queue_offset)
+        return self._halves.steady_ms() - seen[bisect_right(seen, offset, key=lambda one: one[0])][1]
 
     def _read_ops(self, queue_id: int, op_begin: int) -> tuple[dict[int, list[int]], set[int], int]:
         """Return (half offset -> offsets of its op messages, what ends no half message, the first op)."""
@@ -481,15 +507,12 @@ def _write_times(lock: int, times_ms: dict[str, int]) -> None:
 
 
 def _age_ms(half: Message, now_ms: int) -> int:
-    """Return the time since a half message was born, or since it was stored if its producer's clock is ahead.
+    """Return the time since a half message was born, or since it was stored if its producer's clock is ahead; below 0 if both are.
 
     RocketMQ asks about a message of such a producer at once, during its transaction: producer and checker would commit it.
-    The clock was set back since a message that is stored ahead too; it waits no longer than that was, up to the time of discarding.
     """
     age_ms = now_ms - half.born_timestamp_ms
-    if age_ms < 0:
-        age_ms = now_ms - half.store_timestamp_ms
-    return age_ms if age_ms >= 0 else min(-age_ms, AGE_MAX_MS)
+    return age_ms if age_ms >= 0 else now_ms - half.store_timestamp_ms
 
 
 def _original(half: Message) -> int:

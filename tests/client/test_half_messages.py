@@ -55,13 +55,14 @@ def producer(engine):
 
 
 class Halves(HalfMessages):
-    """With a clock that the test sets ahead."""
+    """With a clock that the test sets ahead, and a steady one that it moves."""
 
     def __init__(self, engine, producer) -> None:
-        self.ahead_ms, self.of_engine = 0, EngineConfig()
+        self.ahead_ms, self.waited_ms, self.of_engine = 0, 0, EngineConfig()
         super().__init__(engine.path, lambda raw, timeout_s: producer.put_raw(raw, timeout_s=timeout_s), lambda: self.of_engine)
         clock_ms = self.now_ms
         self.now_ms = lambda: clock_ms() + self.ahead_ms
+        self.steady_ms = lambda: self.waited_ms
 
 
 @pytest.fixture
@@ -565,29 +566,70 @@ def test_a_producers_clock_that_is_ahead_has_it_asked_no_sooner(engine, halves):
     assert bodies(engine) == [b"x"] and rounds(engine, PreparedCheck(halves)) == []
 
 
-@pytest.mark.parametrize("more", ["", "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x011"])
+IMMUNE_FOR_60_S = "\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0160"
+
+
+@pytest.mark.parametrize(("more", "wait_ms"), [("", 6000), (IMMUNE_FOR_60_S, 60_000)])
 @pytest.mark.parametrize("back_hours", [1, 10_000])
-def test_a_message_of_before_the_clock_was_set_back_is_asked_about_and_keeps_none_up(engine, halves, more, back_hours):
+def test_messages_ahead_of_a_clock_that_was_set_back_are_asked_about_in_their_time(engine, halves, more, wait_ms, back_hours):
+    """One of before that, or a new one of a producer with the right time: the clock of the store stays where it was."""
     first = prepare(halves, b"before", unique_key="A", more=more)
+    new = prepare(halves, b"of another host", unique_key="B", more=more)
     halves.ahead_ms = -back_hours * 3_600_000
-    later = prepare(halves, b"after", unique_key="B")
-    halves.ahead_ms += 10_000
     check = PreparedCheck(halves)
+    for waited_ms in (0, wait_ms // 2, wait_ms - 1):
+        halves.waited_ms = waited_ms
+        assert rounds(engine, check) == []
+    later = prepare(halves, b"after", unique_key="C")
+    halves.ahead_ms += 10_000
+    halves.waited_ms = wait_ms
     asked = rounds(engine, check)
-    assert [one.body for one in asked] == [b"before", b"after"] and offsets(engine)[0] == 2
+    assert sorted(one.body for one in asked) == [b"after", b"before", b"of another host"]
+    assert offsets(engine)[0] == len(messages(engine, HALF)) - 3, "they keep none up"
     for one in asked:
         halves.end(one, "commit")
     bodies(engine)
-    for one in (first, later):
+    for one in (first, new, later):
         halves.end(one, "commit")
-    assert bodies(engine) == [b"before", b"after"] and rounds(engine, check) == []
+    assert sorted(bodies(engine)) == [b"after", b"before", b"of another host"] and rounds(engine, check) == []
 
 
-def test_a_clock_that_was_set_back_a_little_has_a_message_asked_no_sooner(engine, halves):
-    halves.of_engine = dataclasses.replace(halves.config, transaction_timeout_ms=1_200_000)
+def test_a_message_ahead_of_the_clock_is_asked_about_although_another_process_puts_it_back(engine, halves):
     prepare(halves)
-    halves.ahead_ms = -600_000
-    assert rounds(engine, PreparedCheck(halves)) == [] and len(messages(engine, HALF)) == 1
+    halves.ahead_ms = -3_600_000
+    other = PreparedCheck(halves)
+    assert rounds(engine, other, lambda half: False) == []
+    for _ in range(2):
+        halves.waited_ms += 6000
+        assert rounds(engine, other, lambda half: False) == []
+    assert len(messages(engine, HALF)) == 3
+    (asked,) = rounds(engine, PreparedCheck(halves))
+    assert asked.properties["TRANSACTION_CHECK_TIMES"] == "1"
+
+
+def test_a_message_ahead_of_the_clock_stays_as_old_while_others_arrive(engine, halves, monkeypatch):
+    monkeypatch.setattr(half_messages, "SEEN_MAX", 4)
+    prepare(halves, unique_key="first", more=IMMUNE_FOR_60_S)
+    halves.ahead_ms = -3_600_000
+    check = PreparedCheck(halves)
+    for number in range(12):
+        assert rounds(engine, check) == []
+        prepare(halves, unique_key=str(number), more=IMMUNE_FOR_60_S)
+        halves.waited_ms += 5000
+    assert [one.uniq_key for one in rounds(engine, check)] == ["first"]
+
+
+def test_a_message_ahead_of_the_clock_is_not_older_than_the_recovery_of_its_store(engine, halves):
+    """What was at its queue offset may have been cut off."""
+    prepare(halves)
+    halves.ahead_ms = -3_600_000
+    check = PreparedCheck(halves)
+    assert rounds(engine, check) == []
+    raise_epoch(engine.path)
+    halves.waited_ms = 6000
+    assert rounds(engine, check) == []
+    halves.waited_ms = 12_000
+    assert len(rounds(engine, check)) == 1
 
 
 def test_a_check_continues_from_offsets_and_op_messages_that_a_broker_left(engine, producer, halves):
