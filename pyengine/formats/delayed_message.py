@@ -85,9 +85,9 @@ def wait_level(left_ms: int, delays_ms: Sequence[int]) -> int:
     """Return the delay level in which a message waits that is due in `left_ms`.
 
     It is the shortest level that is not early and at most LATE_MS_MAX late; else the longest that is early; else the
-    shortest of all. A level of 0 is left out: the message would be stored again and again; one level has no other.
+    shortest of all.
     """
-    levels = [(delay_ms, level) for level, delay_ms in enumerate(delays_ms, start=1) if delay_ms or not any(delays_ms)]
+    levels = [(delay_ms, level) for level, delay_ms in enumerate(delays_ms, start=1)]
     reaching = [each for each in levels if left_ms <= each[0] <= left_ms + LATE_MS_MAX]
     shorter = [each for each in levels if each[0] <= left_ms]
     return (min(reaching) if reaching else max(shorter) if shorter else min(levels))[1]

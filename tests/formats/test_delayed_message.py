@@ -75,15 +75,6 @@ def test_the_levels_of_a_table_need_no_order(left_ms, level):
     assert wait_level(left_ms, [60_000, 10_000]) == level
 
 
-@pytest.mark.parametrize(("left_ms", "level"), [(1, 2), (800, 2), (4000, 2), (5000, 2), (90_000, 4)])
-def test_no_message_waits_for_a_time_of_its_own_in_a_level_without_a_delay(left_ms, level):
-    assert wait_level(left_ms, [0, 5000, 0, 60_000]) == level
-
-
-def test_a_table_of_levels_without_a_delay_has_the_first_for_a_time_of_its_own():
-    assert wait_level(5, [0]) == 1
-
-
 TIMED = {"__PYENGINE_DELIVER_AT": "5000", "__PYENGINE_TOPIC": "T", "__PYENGINE_QID": "3"}
 
 
