@@ -1117,6 +1117,20 @@ def test_removed_messages_that_the_group_had_acknowledged_are_not_missed(builder
     assert consumer.notes == ["queue 0: 2 messages from 0 to 5 were removed before the group came to them"]
 
 
+def test_a_user_who_may_not_read_what_a_group_has_acknowledged_is_told_of_the_group(builder, consume):
+    fill(builder, 10)
+    consumer = consume(auto_commit=False)
+    consumer.ack([message for message in consumer.pull(10) if message.queue_offset != 0])
+    leave_unfinished(consumer)
+    for number in range(4):
+        builder.write_entry("orders", 0, number, *FILLER)
+    acknowledged, = (path for path in (builder.root / "config" / "consumers" / "acks").iterdir() if not path.name.endswith(".lock"))
+    acknowledged.unlink()
+    acknowledged.mkdir()  # which the superuser cannot read either
+    [state] = pyengine.ConsumerGroups(builder.root, **settings(builder)).groups()
+    assert state.lost == 4 and state.lag == 6
+
+
 @pytest.mark.parametrize("sharing", ["queues", "messages"])
 def test_acknowledged_messages_that_cannot_be_read_any_more_are_not_missed(builder, consume, sharing):
     expected = fill(builder, 10)
