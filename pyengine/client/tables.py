@@ -306,7 +306,7 @@ class _Filling:
         self._dest = dest
         self._hold = hold
         self._pattern = pattern
-        self._piece_bytes = piece_bytes
+        self._piece_bytes = self._piece_bytes_max = piece_bytes
         self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
         self._rows = TopicRows()
         self._json = None if json_columns is None else JsonColumns(json_columns)
@@ -407,11 +407,12 @@ class _Filling:
                   if (not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic))]
         if self._json is not None:
             try:
-                return boundary, self._json.divided(wanted)
+                wanted = self._json.divided(wanted)
             except LargePieceError:
-                self._piece_bytes = (stop - at) // 2  # of the pieces that follow too: they are likely to be alike
-            del rows, wanted
-            return self._read(at, end)
+                self._piece_bytes = (stop - at) // 2  # of the pieces that follow too, which are likely to be alike
+                del rows, wanted
+                return self._read(at, end)
+            self._piece_bytes = min(self._piece_bytes_max, self._piece_bytes * 5 // 4)
         return boundary, wanted
 
     def _add(self, topic: str, rows: Any, start: int, end: int) -> bool:
