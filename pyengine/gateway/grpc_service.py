@@ -261,9 +261,12 @@ class GrpcServer(Server):
         except CallRefusedError:
             raise
         except Exception as error:  # noqa: BLE001 - one call's: the others are served
-            if not context.done():  # else its client has gone, and cannot be written to
-                self._tell(Event.CLIENT_FAILED, host_of(address_of(peer)), f"a call failed: {error!r}")
+            self._tell_failure(context, error)
             raise CallRefusedError("INTERNAL_ERROR", repr(error)) from None
+
+    def _tell_failure(self, context: Any, error: Exception) -> None:
+        if not context.done():  # else its client has gone, and cannot be written to
+            self._tell(Event.CLIENT_FAILED, host_of(address_of(context.peer())), f"a call failed: {error!r}")
 
     def _account(self, metadata: dict[str, str], peer: str) -> str:
         """Return the access key of a call whose signature is right; CallRefusedError. The gateway checks the rights."""
@@ -550,33 +553,38 @@ class GrpcServer(Server):
             await context.write(answer(status=self._status("MESSAGE_NOT_FOUND", "no new message") if is_empty else self._status_of(frame)))
             return
         left = handles = [self._translator.handle(record, frame.fields) for record in records]
-        tries = _tries(frame.fields.get("orderCountInfo", ""))
+        tries, number = _tries(frame.fields.get("orderCountInfo", "")), 0
         REQUESTER.set(client)  # in its call: bodies are decompressed in its turns
         try:
-            with self._clients.holding(client, len(frame.body)):
-                await context.write(answer(status=self._status("OK")))
-                for number, record in enumerate(records):
-                    attempt = min(record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0), INT32_MASK)
-                    left, body = handles[number:], self._translator.body_of
-                    found = await self._executor.run(body, record) if record.sys_flag & SYS_FLAG_COMPRESSED else body(record)
-                    more_bytes = max(0, len(found[0]) - len(record.body))
-                    if len(frame.body) + more_bytes > self._config.gateway_memory_max_bytes:  # there is never room for it
-                        found, more_bytes = (record.body, self._v2.GZIP), 0
-                    with self._clients.holding(client, more_bytes, len(frame.body)):
-                        left = handles[number + 1:]  # a message that cannot be translated counts: otherwise it would come for ever
-                        message = self._translator.received(record, topic, found=found, handle=handles[number], attempt=attempt)
-                        left = handles[number:]
-                        await context.write(answer(message=message))
-                left = []
-        except TooManyClientsError:
-            if left == handles:
-                raise  # else the client has messages, which it drops if the stream ends with an error
+            try:
+                with self._clients.holding(client, len(frame.body)):
+                    await context.write(answer(status=self._status("OK")))
+                    for number, record in enumerate(records):
+                        attempt = min(record.reconsume_times + 1 + tries.get((record.queue_id, record.queue_offset), 0), INT32_MASK)
+                        body = self._translator.body_of
+                        found = await self._executor.run(body, record) if record.sys_flag & SYS_FLAG_COMPRESSED else body(record)
+                        more_bytes = max(0, len(found[0]) - len(record.body))
+                        if len(frame.body) + more_bytes > self._config.gateway_memory_max_bytes:  # there is never room for it
+                            found, more_bytes = (record.body, self._v2.GZIP), 0
+                        with self._clients.holding(client, more_bytes, len(frame.body)):
+                            # without one that cannot be translated: it would come for ever
+                            left = handles[:number] + handles[number + 1:]
+                            message = self._translator.received(record, topic, found=found, handle=handles[number], attempt=attempt)
+                            left = handles
+                            await context.write(answer(message=message))
+                    number = len(records)
+            except Exception as error:  # the client has messages, which it drops if the stream ends with an error
+                if not number:
+                    raise
+                if not isinstance(error, TooManyClientsError):
+                    self._tell_failure(context, error)
+            last = answer()
+            set_time(last.delivery_timestamp, time.time_ns() // 1_000_000)
+            await context.write(last)
+            left = left[number:]
         finally:
             if left:
                 self._background.begin(self._give_back(names, left))
-        last = answer()
-        set_time(last.delivery_timestamp, time.time_ns() // 1_000_000)
-        await context.write(last)
 
     async def _give_back_late(self, names: tuple[str, str], popped: Awaitable[Frame]) -> None:
         """Give back what was popped for a call that its client has ended."""

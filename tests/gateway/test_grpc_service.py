@@ -693,9 +693,11 @@ def test_a_compressed_body_reaches_a_client_whose_call_is_the_only_one(tmp_path,
     asyncio.run(run())
 
 
+RECEIVE = {"group": V2.Resource(name="g"), "batch_size": 32, "auto_renew": True, "long_polling_timeout": duration(20),
+           "message_queue": V2.MessageQueue(topic=V2.Resource(name="T"), id=-1)}
+
+
 def test_a_receive_for_which_memory_ends_keeps_its_messages_and_gives_back_the_rest(tmp_path):
-    fields = {"group": V2.Resource(name="g"), "batch_size": 32, "auto_renew": True, "long_polling_timeout": duration(20),
-              "message_queue": V2.MessageQueue(topic=V2.Resource(name="T"), id=-1)}
     large, given_back, pops = zlib.compress(random.randbytes(1000) + bytes(3 << 20)), asyncio.Queue(), []
 
     def pop(request) -> Answer:
@@ -711,14 +713,88 @@ def test_a_receive_for_which_memory_ends_keeps_its_messages_and_gives_back_the_r
     async def run() -> None:
         async with FakeGateway(tmp_path, POP_MESSAGE=pop, GIVE_BACK=give_back), GrpcRig(tmp_path, gateway_memory_max_bytes=8 << 20) as rig:
             async with asyncio.timeout(scaled_timeout_s(60)):
-                writer = await hold(rig.port, "ReceiveMessage", V2.ReceiveMessageRequest(**fields))
-                answers = [each async for each in rig.call("ReceiveMessage", **fields)]
+                writer = await hold(rig.port, "ReceiveMessage", V2.ReceiveMessageRequest(**RECEIVE))
+                answers = [each async for each in rig.call("ReceiveMessage", **RECEIVE)]
                 assert [each.WhichOneof("content") for each in answers] == ["status", "message", "delivery_timestamp"]
                 assert answers[0].status.code == V2.OK and answers[1].message.body == b"first"
                 assert [await given_back.get(), await given_back.get()] == ["2", "1"]
                 writer.transport.abort()
 
     asyncio.run(run())
+
+
+def popping(given_back: asyncio.Queue, *bodies: bytes, **more: object) -> dict:
+    """Handlers of a gateway that has messages with these bodies, and notes the offsets that it gets back; `more` are fields of each."""
+    def pop(request) -> Answer:
+        return Answer(fields={"popTime": "7"}, body=b"".join(
+            encode_record(topic="T", body=body, queue_offset=offset, physical_offset=offset, **more) for offset, body in enumerate(bodies)))
+
+    def give_back(request) -> Answer:
+        given_back.put_nowait(request.frame.fields["offset"])
+        return Answer()
+
+    return {"POP_MESSAGE": pop, "GIVE_BACK": give_back}
+
+
+def test_a_receive_that_its_client_cancels_gives_back_all_its_messages(tmp_path):
+    """Java's client drops those that it has by then."""
+    given_back = asyncio.Queue()
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path, **popping(given_back, b"first", bytes(3 << 20), b"last")), GrpcRig(tmp_path) as rig:
+            async with asyncio.timeout(scaled_timeout_s(60)):
+                writer = await hold(rig.port, "ReceiveMessage", V2.ReceiveMessageRequest(**RECEIVE))
+                writer.write(b"\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x08")  # RST_STREAM, CANCEL: as at its deadline
+                assert [await given_back.get() for _ in range(3)] == ["2", "1", "0"]
+                writer.transport.abort()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("failing, returned", [("decompress_body", ["2", "1"]), ("split_keys", ["2"])])
+def test_a_receive_that_fails_after_messages_keeps_those(tmp_path, monkeypatch, failing, returned):
+    """The one that cannot be translated counts as received: otherwise it would come for ever."""
+    given_back, calls = asyncio.Queue(), []
+
+    def fail_second(*args, **more):
+        calls.append(args)
+        if len(calls) == 2:
+            raise ValueError("the second")
+        return zlib.decompress(args[0]) if failing == "decompress_body" else []
+
+    async def run() -> None:
+        bodies = map(zlib.compress, (b"first", b"second", b"third"))
+        async with FakeGateway(tmp_path, **popping(given_back, *bodies, sys_flag=1)), GrpcRig(tmp_path) as rig:
+            async with asyncio.timeout(scaled_timeout_s(60)):
+                answers = [each async for each in rig.call("ReceiveMessage", **RECEIVE)]
+                assert [each.WhichOneof("content") for each in answers] == ["status", "message", "delivery_timestamp"]
+                assert answers[0].status.code == V2.OK and answers[1].message.body == b"first"
+                assert [await given_back.get() for _ in returned] == returned
+                assert [line for line in rig.said if "the second" in line]
+
+    monkeypatch.setattr(f"pyengine.gateway.grpc_messages.{failing}", fail_second)
+    asyncio.run(run())
+    assert given_back.empty()
+
+
+@pytest.mark.parametrize("failing, returned", [("decompress_body", ["1", "0"]), ("split_keys", ["1"])])
+def test_a_receive_that_fails_at_its_first_message_says_so(tmp_path, monkeypatch, failing, returned):
+    given_back = asyncio.Queue()
+
+    def fail(*args, **more):
+        raise ValueError("the first")
+
+    async def run() -> None:
+        bodies = map(zlib.compress, (b"first", b"second"))
+        async with FakeGateway(tmp_path, **popping(given_back, *bodies, sys_flag=1)), GrpcRig(tmp_path) as rig:
+            async with asyncio.timeout(scaled_timeout_s(60)):
+                answers = [each async for each in rig.call("ReceiveMessage", **RECEIVE)]
+                assert [each.status.code for each in answers] == [V2.OK, V2.INTERNAL_ERROR]
+                assert [await given_back.get() for _ in returned] == returned
+
+    monkeypatch.setattr(f"pyengine.gateway.grpc_messages.{failing}", fail)
+    asyncio.run(run())
+    assert given_back.empty()
 
 
 def test_a_route_counts_until_its_client_has_read_it(tmp_path):
