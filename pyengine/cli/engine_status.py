@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyengine.engine.kinds import kinds_for
+from pyengine.engine.kinds import kinds_for, kinds_of
 from pyengine.engine_config import DAY_MS, SLAVE, keywords
 from pyengine.errors import DiskError, EngineUnavailableError, UsageError, command
 from pyengine.formats.consume_queue import is_filler
@@ -73,7 +73,7 @@ MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"
 NEEDED = {"writer", "allocator", *MOVES}  # the workers that store a message, make it durable, and put it into its queue
 CLOCK_AHEAD_MS = 60_000
 CLOCK_SET_MS = DAY_MS
-GATEWAY_START_NS = 30_000_000_000  # in which a gateway that has never run may come after its engine
+GATEWAY_START_NS = 30_000_000_000  # in which a gateway comes after its engine, or again
 CLOCK_IDLE_MS = 180 * DAY_MS  # a store may be idle for long; after half a year the clock is as likely to be wrong
 
 
@@ -133,6 +133,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.STUCK, "; ".join(still)),
         *_blocked_workers(blocked_reasons),
         *_replication(identity, document["replication"]),
+        *_absent_gateways(memory, living, document),
         *(Finding(Verdict.WARNING, f"the gateway is not registered with the name server {one['address']}: {one['problem']}")
           for one in document["name_servers"] if not one["registered"]),
         Finding(Verdict.WARNING, "" if frozen or memory.state == native.STATE_DEGRADED else reason),
@@ -191,6 +192,19 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], document: dict[str,
     if dead:
         return Finding(Verdict.STUCK, f"{sentence} (dead: {', '.join(dead)})")
     return Finding(Verdict.WARNING, sentence)
+
+
+def _absent_gateways(memory: EngineMemory, living: Sequence[int], document: dict[str, Any]) -> Iterable[Finding]:
+    """Judge the processes that serve clients: each may be absent for as long as its start or restart takes."""
+    if memory.state not in (native.STATE_RUNNING, native.STATE_READ_ONLY) or document["stopping"]:
+        return
+    engine_ms = (boot_ns() - memory.identity.created_boot_ns) // 1_000_000
+    seen_ms = {one["kind"]: one["heartbeat_age_ms"] for one in document["workers"] if one["pid"]}
+    for kind in kinds_of(memory.identity):
+        absent_ms = seen_ms.get(kind.name, engine_ms)
+        if (kind.serving or kind.serving_grpc) and kind.number not in living and absent_ms >= GATEWAY_START_NS // 1_000_000:
+            yield Finding(Verdict.WARNING, f"the {kind.name} does not run, so its clients cannot connect: start its unit, or read in "
+                                           "the log why it ended")
 
 
 def _stuck_workers(control: ms_control, identity: ms_identity, workers: Sequence[dict[str, Any]],

@@ -13,10 +13,11 @@ import pyengine
 from broker_lock import held_by_a_broker
 from fix_cli import changes, picture, run, spawn
 from fix_small_disk import fill
+from pyengine.cli import engine_status
 from pyengine.engine_config import DAY_MS
 from pyengine.ipc import store_lock
 from pyengine.ipc.control_block import now_ms
-from pyengine.ipc.heartbeat import build_id, is_stopped, process_start_ms
+from pyengine.ipc.heartbeat import Heartbeat, build_id, is_stopped, process_start_ms
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
@@ -248,6 +249,36 @@ def test_a_dead_worker_and_a_dead_supervisor_are_told(owner):
         assert {one["kind"]: one["state"] for one in document["workers"]} == {
             "supervisor": "dead", "writer": "ready", "flusher": "dead"}
         assert next(one for one in document["workers"] if one["kind"] == "writer")["restarts"] == 2
+
+
+@pytest.mark.parametrize("kind, served", [("gateway", {"gateway": 1}), ("grpc", {"gateway": 1, "grpc": 1})])
+def test_a_process_that_serves_clients_is_missed_beyond_a_start_and_a_restart(make_owner, monkeypatch, kind, served):
+    """Its unit may not have been started, or have given it up: then clients cannot connect, and the engine has no other trouble."""
+    owner = make_owner(**served)
+    owner.make_rest()
+    owner.publish()
+    created_ns, number = owner.memory.identity.created_boot_ns, {"gateway": native.GATEWAY, "grpc": native.GRPC}[kind]
+    line, missed = owner.worker(number), [f"warning: the {kind} does not run"]
+
+    def found(age_s: int) -> list[str]:
+        monkeypatch.setattr(engine_status, "boot_ns", lambda: created_ns + age_s * 10**9)
+        return [f"{each['verdict']}: {each['sentence'].partition(', so its clients cannot connect: ')[0]}"
+                for each in status(owner)["findings"]]
+
+    with StoreLock(owner.root) as worker_lock:
+        worker_lock.share()
+        if kind == "grpc":
+            worker_lock.take_kind(native.GATEWAY)
+        assert [found(age_s) for age_s in (1, 29, 30, 3600)] == [[], [], missed, missed]
+        Heartbeat(line).begin(2**22 - 1, 1)
+        native.store(line, "heartbeat_ns", monotonic_ns() + 3600 * 10**9)
+        assert found(3600) == []  # it has just died, and is started again
+        native.store(line, "heartbeat_ns", monotonic_ns() - 30 * 10**9)
+        assert found(3600) == missed
+        worker_lock.take_kind(number)
+        assert found(3600) == []
+    native.store(owner.control.state, "state", native.STATE_STOPPING)
+    assert found(3600) == ["stopping: the engine is stopping"]
 
 
 def test_memory_of_a_dead_engine_is_no_running_engine(owner):
