@@ -162,7 +162,8 @@ class EngineConfig:
     gateway_idle_timeout_ms: int = setting(120_000, "A connection without a request or answer for so long is closed.", low=1000)
     gateway_frame_max_bytes: int = setting(16 << 20, "Longest request; a longer one closes its connection.", low=65_536, high=1 << 30)
     gateway_connection_max_bytes: int = setting(
-        32 << 20, "Most bytes that wait for one connection; then it is not read, or closed.", low=1 << 20, high=1 << 32)
+        32 << 20, "Most bytes that wait for one connection, or five times its longest answer; then it is not read, or closed.",
+        low=1 << 20, high=1 << 32)
     gateway_memory_max_bytes: int = setting(
         256 << 20, "Most bytes that wait for all; then connections that hold much are closed.", low=1 << 20, high=1 << 40)
 
@@ -171,8 +172,8 @@ class EngineConfig:
     gateway_tls_mode: str = setting(
         "disabled", "Whether the ports take TLS: no, too, or only; gRPC's only, see grpc_plain_port.",
         choices=("disabled", "permissive", "enforcing"))
-    gateway_tls_cert_file: str = setting("", "The gateway's certificate with those up to its CA, as PEM, relative to the store.")
-    gateway_tls_key_file: str = setting("", "Its private key, as PEM without a password, with mode 600.")
+    gateway_tls_cert_file: str = setting("", "The gateway's certificates up to its CA, as PEM, relative to the store.")
+    gateway_tls_key_file: str = setting("", "Its private key, as PEM without a password, mode 600.")
     gateway_tls_client_ca_file: str = setting("", "CAs of clients, as PEM.")
     gateway_tls_client_auth: str = setting(
         "none", "Whether a client needs one: no, only a valid one if any, or yes.", choices=("none", "optional", "require"))
