@@ -361,7 +361,7 @@ class SharedQueue:
 
     def unread(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the runs of [start, end), from the end of what was taken on, that were not acknowledged in an earlier tenure."""
-        return [*_gaps(self._skipped, start, end)]
+        return [*_gaps(_clipped(self._skipped, start, end), start, end)]
 
     def deliveries(self, offset: int) -> int:
         """Return how often a message was delivered."""
@@ -583,7 +583,7 @@ class InFlight:
 
     def unread(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the runs of [start, end) that no earlier reader has acknowledged."""
-        return [*_gaps(self._skipped, start, end)]
+        return [*_gaps(_clipped(self._skipped, start, end), start, end)]
 
     def deliver(self, messages: list[Message], deliveries_max: int | None) -> list[Message]:
         """Note that these are delivered; return them with their counts, without those that were delivered `deliveries_max` times."""
