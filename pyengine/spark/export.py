@@ -161,11 +161,12 @@ def export_parquet(
         if not written and not partitioned and state is None:
             written = [_empty(columns, target, compression, run)]
         target.sync_folders(name for name, *_ in written)
-        target.require_run(run)  # else another one, elsewhere, has removed these files, which no state may count
         if state is not None:
             ends = [part.stop for part in parts if isinstance(part, LogRange)]
-            state = replace(state, end=max(ends, default=state.end))
-            _write_state(target, _with_sample(state, read, parts))
+            state = _with_sample(replace(state, end=max(ends, default=state.end)), read, parts)
+        target.require_run(run)  # else another one, elsewhere, has removed these files, which no state may count
+        if state is not None:
+            _write_state(target, state)
         target.write(SUCCESS, b"")
         target.end_run(run)
     return ExportResult(target.where, len(written), sum(messages for _, messages, _ in written), sum(size for *_, size in written))
