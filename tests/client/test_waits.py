@@ -463,6 +463,8 @@ def settle(*consumers) -> None:
         for consumer in consumers:
             housekeep_once(consumer)
             queues = reader_of(consumer).root / "consumequeue"
+            if not queues.is_dir():  # the first message is not dispatched yet
+                return False
             for folder in queues, *queues.iterdir():
                 os.utime(folder, (1, 1))  # as if its last queue was made long ago
         return all(rests(consumer) for consumer in consumers)
