@@ -32,7 +32,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -341,7 +341,7 @@ class SharedQueue:
         self._counts = tuple(run for run in saved.counts if run[1] > saved.end)
         at = max(saved.offset, 0)
         counts, owners = (_by_offset(runs, at, saved.end) for runs in (saved.counts, saved.taken))
-        for offset in _offsets(_gaps(_clipped(saved.acked, at, saved.end), at, saved.end)):
+        for offset in _offsets(_gaps(saved.acked, at, saved.end)):
             self.open[offset] = counts.get(offset, 1), owners.get(offset, 0)
         self.free = {offset: None for offset, (_, owner) in self.open.items() if not owner}
 
@@ -361,7 +361,7 @@ class SharedQueue:
 
     def unread(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the runs of [start, end), from the end of what was taken on, that were not acknowledged in an earlier tenure."""
-        return [*_gaps(_clipped(self._skipped, start, end), start, end)]
+        return [*_gaps(self._skipped, start, end)]
 
     def deliveries(self, offset: int) -> int:
         """Return how often a message was delivered."""
@@ -583,7 +583,7 @@ class InFlight:
 
     def unread(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the runs of [start, end) that no earlier reader has acknowledged."""
-        return [*_gaps(_clipped(self._skipped, start, end), start, end)]
+        return [*_gaps(self._skipped, start, end)]
 
     def deliver(self, messages: list[Message], deliveries_max: int | None) -> list[Message]:
         """Note that these are delivered; return them with their counts, without those that were delivered `deliveries_max` times."""
@@ -767,10 +767,14 @@ def _clipped(ranges: Ranges, low: int, high: int) -> Ranges:
 
 def _gaps(runs: Iterable[tuple[int, int]], low: int, high: int) -> Iterator[tuple[int, int]]:
     """Yield what of [low, high) is in none of these runs, which are ascending."""
-    for start, end in chain(runs, ((high, high),)):
+    for start, end in runs:
+        if start >= high:
+            break
         if low < start:
             yield low, start
         low = max(low, end)
+    if low < high:
+        yield low, high
 
 
 def _contains(ranges: Ranges, offset: int) -> bool:
