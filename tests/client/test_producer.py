@@ -26,6 +26,7 @@ from types import SimpleNamespace
 import pytest
 
 import pyengine
+from few_files import call_with_few_files
 from fix_client import submitter
 from fix_failpoints import Interrupted
 from fix_golden import usual
@@ -738,33 +739,13 @@ def test_a_program_may_put_until_it_ends(make_parts, threads):
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PUT_OK\n", "")
 
 
-_WITH_FEW_FILES = """
-import gc, os, resource, sys
-import pyengine
-with pyengine.connect(sys.argv[1]) as producer:
-    assert producer.put("T", b"x").ok  # imports what is imported late
-first, limits = os.dup(0), resource.getrlimit(resource.RLIMIT_NOFILE)
-os.close(first)
-gc.disable()
-for free in range(12):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first + free, limits[1]))
-    try:
-        pyengine.connect(sys.argv[1], timeout_s=0).close()
-        print("connected")
-    except pyengine.EngineError:
-        pass
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert os.dup(0) == first, f"with {free} descriptors one is left open"
-    os.close(first)
-"""
-
-
 def test_a_connect_that_lacks_descriptors_leaves_none_open(make_engine):
     engine = make_engine()
     engine.start()
-    done = subprocess.run([sys.executable, "-c", _WITH_FEW_FILES, str(engine.root)], env=child_environment(),
-                          capture_output=True, text=True, timeout=scaled_timeout_s(60), check=False)
-    assert done.returncode == 0 and done.stdout.endswith("connected\n"), (done.stdout, done.stderr)
+    said = call_with_few_files(
+        engine.root, 'with pyengine.connect(root) as producer: assert producer.put("T", b"x").ok',
+        'pyengine.connect(root, timeout_s=0).close(); print("connected")')
+    assert said.endswith("connected\n")
 
 
 _DURING_AN_IMPORT = """

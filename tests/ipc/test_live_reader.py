@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import weakref
@@ -15,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import pyengine
-from fix_owner import CHECKOUT, identity_of
+from few_files import call_with_few_files
+from fix_owner import identity_of
 from fix_store_builder import StoreBuilder
 from in_child import InChild
 from interrupting import Interrupt, interrupt, interrupted_at_each_place
@@ -508,32 +507,10 @@ def test_what_this_user_may_not_read_is_an_error_with_the_stores_own_path(golden
         os.chmod(path, 0o755)
 
 
-FEW_FILES = """
-import os, resource, sys
-import pyengine
-root = sys.argv[1]
-with pyengine.open_store(root) as reader:
-    reader.get_message("T", 0, 0)  # imports what is imported late
-first, limits = os.dup(0), resource.getrlimit(resource.RLIMIT_NOFILE)
-os.close(first)
-for free in range(12):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (first + free, limits[1]))
-    try:
-        with pyengine.open_store(root) as reader:
-            reader.get_message("T", 0, 0)
-    except pyengine.EngineError:
-        pass
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert os.dup(0) == first, f"with {free} descriptors one is left open"
-    os.close(first)
-"""
-
-
 def test_a_reader_that_lacks_descriptors_for_the_engines_memory_says_so_and_leaves_none_open(make_engine):
     engine = make_engine()
     engine.start()
     with pyengine.connect(engine.root) as producer:
         assert producer.put("T", b"x").ok
-    done = subprocess.run([sys.executable, "-c", FEW_FILES, str(engine.root)], capture_output=True, text=True,
-                          timeout=scaled_timeout_s(60), env={**os.environ, "PYTHONPATH": str(CHECKOUT)})
-    assert done.returncode == 0, done.stderr
+    get = 'with pyengine.open_store(root) as reader: reader.get_message("T", 0, 0)'
+    call_with_few_files(engine.root, get, get)
