@@ -73,7 +73,7 @@ MOVES = {"flusher": ("flushed", "committed"), "committer": ("committed", "wrote"
 NEEDED = {"writer", "allocator", *MOVES}  # the workers that store a message, make it durable, and put it into its queue
 CLOCK_AHEAD_MS = 60_000
 CLOCK_SET_MS = DAY_MS
-GATEWAY_START_NS = 30_000_000_000  # in which a gateway comes after its engine, or again
+GATEWAY_START_MS = 30_000  # in which a gateway comes after its engine, or again
 CLOCK_IDLE_MS = 180 * DAY_MS  # a store may be idle for long; after half a year the clock is as likely to be wrong
 
 
@@ -198,11 +198,10 @@ def _absent_gateways(memory: EngineMemory, living: Sequence[int], document: dict
     """Judge the processes that serve clients: each may be absent for as long as its start or restart takes."""
     if memory.state not in (native.STATE_RUNNING, native.STATE_READ_ONLY) or document["stopping"]:
         return
-    engine_ms = (boot_ns() - memory.identity.created_boot_ns) // 1_000_000
     seen_ms = {one["kind"]: one["heartbeat_age_ms"] for one in document["workers"] if one["pid"]}
     for kind in kinds_of(memory.identity):
-        absent_ms = seen_ms.get(kind.name, engine_ms)
-        if (kind.serving or kind.serving_grpc) and kind.number not in living and absent_ms >= GATEWAY_START_NS // 1_000_000:
+        absent_ms = seen_ms.get(kind.name, _age_ms(memory.identity))
+        if (kind.serving or kind.serving_grpc) and kind.number not in living and absent_ms >= GATEWAY_START_MS:
             yield Finding(Verdict.WARNING, f"the {kind.name} does not run, so its clients cannot connect: start its unit, or read in "
                                            "the log why it ended")
 
@@ -290,7 +289,7 @@ def _why_clock(identity: ms_identity, store_timestamp_ms: int) -> str:
     if store_timestamp_ms - now > CLOCK_AHEAD_MS:
         return (f"the last message was stored {_days(store_timestamp_ms - now)} ahead of this machine's clock: store times do not advance "
                 "until the clock reaches it; set the clock right if it is slow")
-    set_ms = (now - identity.created_ms) - (boot_ns() - identity.created_boot_ns) // 1_000_000 if identity.created_boot_ns else 0
+    set_ms = (now - identity.created_ms) - _age_ms(identity) if identity.created_boot_ns else 0
     if set_ms > CLOCK_SET_MS:
         return (f"this machine's clock was set forward by {_days(set_ms)} since the engine started: if that is wrong, set it back, "
                 "or messages count as expired and new ones are stored in the future")
@@ -440,10 +439,15 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     return conclude(findings, all_is_well(document)) | document, figures
 
 
+def _age_ms(identity: ms_identity) -> int:
+    """Return the time since the engine's start, which a step of the wall clock does not change."""
+    return (boot_ns() - identity.created_boot_ns) // 1_000_000
+
+
 def _is_open(memory: EngineMemory, living: Sequence[int]) -> bool:
     """Whether clients reach the writer: by the gateway, or soon at a start, and without one by new sessions of their own."""
     if memory.identity.gateway:
-        is_new = boot_ns() - memory.identity.created_boot_ns < GATEWAY_START_NS
+        is_new = _age_ms(memory.identity) < GATEWAY_START_MS
         return native.GATEWAY in living or is_new and not native.load(memory.control.workers[native.GATEWAY], "incarnation")
     try:
         return native.SUPERVISOR in living and not no_room_reason(memory)
