@@ -638,6 +638,15 @@ async def hold(port: int, method: str, request):
     return writer
 
 
+def noting(given_back: asyncio.Queue):
+    """Return a gateway's handler that notes the offsets of the messages that it gets back."""
+    def give_back(request) -> Answer:
+        given_back.put_nowait(request.frame.fields["offset"])
+        return Answer()
+
+    return give_back
+
+
 def test_a_body_is_decompressed_beside_the_others_and_counts_as_it_is_then(tmp_path, monkeypatch):
     fields = {"group": V2.Resource(name="g"), "batch_size": 1, "invisible_duration": duration(60), "long_polling_timeout": duration(20),
               "message_queue": V2.MessageQueue(topic=V2.Resource(name="T"), id=-1)}
@@ -650,12 +659,9 @@ def test_a_body_is_decompressed_beside_the_others_and_counts_as_it_is_then(tmp_p
     def pop(request) -> Answer:
         return Answer(fields={"popTime": "7"}, body=encode_record(topic="T", body=zlib.compress(body), sys_flag=1))
 
-    def give_back(request) -> Answer:
-        given_back.put_nowait(request.frame.fields["offset"])
-        return Answer()
-
     async def run() -> None:
-        async with FakeGateway(tmp_path, POP_MESSAGE=pop, GIVE_BACK=give_back), GrpcRig(tmp_path, gateway_memory_max_bytes=8 << 20) as rig:
+        gateway = FakeGateway(tmp_path, POP_MESSAGE=pop, GIVE_BACK=noting(given_back))
+        async with gateway, GrpcRig(tmp_path, gateway_memory_max_bytes=8 << 20) as rig:
             async with asyncio.timeout(scaled_timeout_s(60)):
                 writer = await hold(rig.port, "ReceiveMessage", V2.ReceiveMessageRequest(**fields))
                 answers = [each async for each in rig.call("ReceiveMessage", **fields)]
@@ -706,12 +712,9 @@ def test_a_receive_for_which_memory_ends_keeps_its_messages_and_gives_back_the_r
         first = encode_record(topic="T", body=b"first")
         return Answer(fields={"popTime": "7"}, body=records[0] if len(pops) == 1 else first + b"".join(records))
 
-    def give_back(request) -> Answer:
-        given_back.put_nowait(request.frame.fields["offset"])
-        return Answer()
-
     async def run() -> None:
-        async with FakeGateway(tmp_path, POP_MESSAGE=pop, GIVE_BACK=give_back), GrpcRig(tmp_path, gateway_memory_max_bytes=8 << 20) as rig:
+        gateway = FakeGateway(tmp_path, POP_MESSAGE=pop, GIVE_BACK=noting(given_back))
+        async with gateway, GrpcRig(tmp_path, gateway_memory_max_bytes=8 << 20) as rig:
             async with asyncio.timeout(scaled_timeout_s(60)):
                 writer = await hold(rig.port, "ReceiveMessage", V2.ReceiveMessageRequest(**RECEIVE))
                 answers = [each async for each in rig.call("ReceiveMessage", **RECEIVE)]
@@ -729,11 +732,7 @@ def popping(given_back: asyncio.Queue, *bodies: bytes, **more: object) -> dict:
         return Answer(fields={"popTime": "7"}, body=b"".join(
             encode_record(topic="T", body=body, queue_offset=offset, physical_offset=offset, **more) for offset, body in enumerate(bodies)))
 
-    def give_back(request) -> Answer:
-        given_back.put_nowait(request.frame.fields["offset"])
-        return Answer()
-
-    return {"POP_MESSAGE": pop, "GIVE_BACK": give_back}
+    return {"POP_MESSAGE": pop, "GIVE_BACK": noting(given_back)}
 
 
 def test_a_receive_that_its_client_cancels_gives_back_all_its_messages(tmp_path):
