@@ -246,7 +246,7 @@ def queue_lags(
         found = reader.get_message(topic, queue_id, first, 1, level=level).messages if first < high else []
         lost = [(wanted, low)] if wanted < low else []
         if lost and group is not None:
-            with suppress(DiskError):  # its file is another user's: what is acknowledged counts too
+            with suppress(DiskError, UsageError):  # another user's file, or a name that has none: what is acknowledged counts too
                 lost = AckFile(reader.root, group_key(topic, group)).unread(queue_id, wanted, low)
         lags[queue_id] = QueueLag(queue_id, committed.get(queue_id), low, high, max(0, high - first), sum(end - at for at, end in lost),
                                   found[0].store_timestamp_ms if found else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 import warnings
@@ -175,6 +176,18 @@ def test_a_reset_makes_no_group(builder):
     with pytest.raises(UsageError, match="has no offsets of group 'biling' on topic 'orders' [(]did you mean billing[?][)]: a new group"):
         groups.reset("orders", "biling", "first")
     assert [state.group for state in groups.groups()] == ["billing"]
+
+
+@pytest.mark.parametrize("name", ["a@b", "a/b", ""])
+def test_a_brokers_group_with_a_name_that_pyengine_does_not_allow_is_shown(builder, name):
+    for _ in range(4):
+        builder.put("orders", b"x")
+    builder.fill_queue("orders", 0, 3)
+    (builder.root / "config").mkdir(exist_ok=True)
+    (builder.root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": {f"orders@{name}": {"0": 1}}}))
+    settings = {name: getattr(builder.geometry, name) for name in builder.geometry.__dataclass_fields__}
+    (state,) = pyengine.ConsumerGroups(builder.root, **settings).groups()
+    assert (state.group, state.lost, state.lag) == (name, 2, 1)
 
 
 def test_a_reset_in_a_topic_without_queues_is_refused(builder):
