@@ -46,6 +46,7 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.services.replication.ha_service import HAService
 from pyengine.services.replication.ha_stream import BadStreamError, LogsDifferError, RecordStream
+from pyengine.storage.backup_files import locked_folder
 from pyengine.storage.commit_log import CommitLog, new_segment_folder
 from pyengine.storage.config import load_config, record_sizes, set_durably
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -388,6 +389,30 @@ def test_another_user_can_lock_no_file_that_stops_consumers_tables_or_transactio
         path.chmod(0o644)
     engine.start()
     assert {stat.S_IMODE(path.stat().st_mode) for path in locks_of(engine.root)} == {0o600}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", [0o2775, 0o2755, 0o777], ids=oct)
+def test_a_lock_that_a_killed_process_left_is_for_those_who_may_write_in_the_folder(mode):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.chown(folder, 0, NOBODY)
+        folder.chmod(mode)
+        child = os.fork()
+        if child == 0:
+            os.umask(0o002)
+            with locked_folder(folder):
+                os._exit(0)
+        os.waitpid(child, 0)
+        lock = folder / ".pyengine.lock"
+        def taken() -> bool:
+            with locked_folder(folder):
+                return True
+
+        is_shared = mode == 0o2775
+        assert stat.S_IMODE(lock.stat().st_mode) == (0o660 if is_shared else 0o600)
+        assert as_nobody(taken) == (is_shared or f"DiskError: cannot lock {lock}: Permission denied")
+        assert lock.exists() == (not is_shared)
 
 
 @pytest.mark.root

@@ -264,7 +264,8 @@ def read_manifest(dest: Destination, name: str = MANIFEST) -> Manifest | None:
         raise CorruptionError(f"{dest.where}/{name} cannot be used: {error}") from None
 
 
-LOCK_NAME = ".pyengine.lock"  # only its owner may open it: another user who may lock the folder itself could stop every backup
+LOCK_NAME = ".pyengine.lock"  # those who may not write in the folder cannot open it: to lock it would stop every backup
+_OF_GROUP = stat.S_ISGID | stat.S_IWGRP  # a folder whose files are its group's, who may write in it
 
 
 @contextlib.contextmanager
@@ -278,7 +279,7 @@ def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
             descriptor = _lock_file(held, folder, SHARED if shared else EXCLUSIVE)
         except OSError as error:
             if not shared or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
-                raise disk_error(error, "lock", folder) from error
+                raise disk_error(error, "lock", folder / LOCK_NAME) from error
             descriptor = -1
         if descriptor < 0:
             yield
@@ -294,8 +295,9 @@ def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 def _lock_file(folder: int, where: Path, kind: int) -> int:
     """Return a descriptor of the lock file, locked. StoreBusyError if another process has it; OSError, DiskError."""
+    mode = PRIVATE | 0o060 if os.fstat(folder).st_mode & _OF_GROUP == _OF_GROUP else PRIVATE
     while True:
-        descriptor = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE, dir_fd=folder)
+        descriptor = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
         try:
             if not try_lock(descriptor, 0, where, kind):
                 raise StoreBusyError(f"another process of pyengine is using {where}: wait for it")
