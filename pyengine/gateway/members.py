@@ -162,7 +162,9 @@ class Group:
 
     @property
     def client_ids(self) -> list[str]:
-        return [client.client_id for client in self.clients.values()]
+        """The members that share the queues. RocketMQ 5's at a worker pop from any queue: they count only among themselves."""
+        sharing = [client.client_id for connection, client in self.clients.items() if not connection.is_local]
+        return sharing or [client.client_id for client in self.clients.values()]
 
 
 class Members:
@@ -339,7 +341,7 @@ class Members:
         return next((connection for connection, client in found if client.client_id == client_id), None)
 
     def consumer_list(self, request: Request) -> Answer:
-        """Return the ids of a group's members, from which each member computes its share of the queues."""
+        """Return the ids of the members of a group that share its queues, from which each computes its own."""
         name = request.text("consumerGroup")
         group = self.consumers.get(name)
         if group is None:

@@ -71,6 +71,21 @@ def test_clients_of_a_worker_are_told_of_no_change_of_their_group(served):
         assert members_of(first, "local") == ["one", "two"] and not first.told
 
 
+def test_clients_of_a_worker_take_no_share_of_the_queues_from_those_that_pull(served, topic):
+    """They pop from any queue, so pops of a group that pulls are refused: what was left to one of them would have no reader."""
+    puller, group = served.broker(), f"G_{topic}"
+    asked = {"topic": topic, "consumerGroup": group, "clientId": "puller", "strategyName": "AVG", "messageModel": "CLUSTERING"}
+    with LocalClient(served.root, "10.0.0.7:1") as popping:
+        heartbeat(popping, "popping", group, subscription(topic))
+        assert members_of(puller, group) == ["popping"]
+        heartbeat(puller, "puller", group, subscription(topic))
+        assert members_of(puller, group) == ["puller"]
+        rows = json.loads(puller.ask(codes.QUERY_ASSIGNMENT, body=asked).body)["messageQueueAssignments"]
+        assert [row["messageQueue"]["queueId"] for row in rows] == [0, 1, 2, 3]
+        listed = json.loads(puller.ask(codes.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group}).body)["connectionSet"]
+        assert sorted(each["clientId"] for each in listed) == ["popping", "puller"]
+
+
 def test_a_second_heartbeat_of_the_same_changes_nothing(served):
     client = served.broker()
     heartbeat(client, "one", "steady", subscription("T"))
