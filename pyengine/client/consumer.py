@@ -351,6 +351,7 @@ class Consumer:
         self._kept_in: EngineMemory | None = None  # the engine at the last housekeeping
         self._is_due: threading.Event = threading.Event() if outer is None else outer._is_due  # that the thread does its work, or ends
         self._looked_s = 0.0              # when that was
+        self._leaving: threading.Event = threading.Event() if outer is None else outer._leaving
         self._closing = threading.Event()
         self._is_closed = False
         self._state = arguments.inherited_lock()    # guards the queues that are held; no thread waits while it has it
@@ -895,6 +896,17 @@ class Consumer:
     def close(self) -> None:
         """Store the offsets (with auto_commit) and leave the group."""
         self._close(_asker_now())
+
+    def _leave(self) -> None:
+        """Leave the queues to other members, each once the program has no message of it. It asks for no more until _stay()."""
+        self._leaving.set()
+        self._is_due.set()
+
+    def _stay(self) -> None:
+        """End a _leave()."""
+        if self._leaving.is_set():
+            self._leaving.clear()
+            self._housekeep_once()
 
     def __repr__(self) -> str:
         group = f"group {self.group!r}" if self.group is not None else "no group"
@@ -1518,8 +1530,9 @@ class Consumer:
         if self._session is None:
             self._take_all(queue_ids if self._options.queues is None else self._options.queues)
             return True
-        wanted = set(self._session.share(queue_ids))
-        if not wanted and "idle" not in self._warned and self._retry_topic is not None:
+        is_leaving = self._leaving.is_set()
+        wanted = set(self._session.share(queue_ids, is_leaving))
+        if not wanted and not is_leaving and "idle" not in self._warned and self._retry_topic is not None:
             sentence = lack_of_queues(self._reader.root, self.topic, self.group or "", self._session.members, len(queue_ids))
             if sentence:
                 self._warned.add("idle")

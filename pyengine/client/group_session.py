@@ -87,6 +87,7 @@ class GroupSession:
         self._group = group
         self._key = group_key(topic, group)
         self._only = None if queue_ids is None else sorted(set(queue_ids))
+        self._is_leaving = False
         self._pulse = clock if isinstance(clock, Pulse) else None
         self._wanted = wanted
         self._liveness = LivenessTracker(session_timeout_s, clock.ran_s if isinstance(clock, Pulse) else clock)
@@ -128,9 +129,15 @@ class GroupSession:
         self._members, self._slot = fresh, slot
         return True
 
-    def share(self, queue_ids: Sequence[int]) -> list[int]:
-        """Return this member's share of the topic's queues, divided among the members that live now."""
+    def share(self, queue_ids: Sequence[int], is_leaving: bool = False) -> list[int]:
+        """Return this member's share of the topic's queues, divided among those that live and do not leave; its claims stay its own."""
+        if is_leaving != self._is_leaving:
+            if self._only is None:
+                self._slot = self._members.move(GUESTS if is_leaving else MEMBERS)
+            self._is_leaving = is_leaving
         self._living = self._members.members()
+        if is_leaving:
+            return []
         if self._only is not None:
             return list(self._only)
         living = self._sharing()
@@ -257,7 +264,7 @@ class GroupSession:
     def _joined(self) -> tuple[GroupMembers, int]:
         members = GroupMembers(self._root, self._topic, self._group, pulse=self._pulse, wanted=self._wanted)
         try:
-            return members, members.join(MEMBERS if self._only is None else GUESTS)
+            return members, members.join(MEMBERS if self._only is None and not self._is_leaving else GUESTS)
         except BaseException:  # otherwise the lock would remain, and with it a member that reads nothing
             members.close()
             raise
@@ -736,7 +743,7 @@ class SharedSession(GroupSession):
         self.begin(dict)
         return True
 
-    def share(self, queue_ids: Sequence[int]) -> list[int]:
+    def share(self, queue_ids: Sequence[int], is_leaving: bool = False) -> list[int]:
         return list(queue_ids)
 
     def living(self) -> Collection[SlotRecord]:

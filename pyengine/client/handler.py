@@ -107,9 +107,16 @@ def run_consumer(
     if isinstance(stop, asyncio.Event) or not hasattr(stopping, "set"):
         raise arguments.wrong_type(stop, "stop", "a threading.Event; run_consumer_async takes an asyncio.Event")
 
+    reading: list[Consumer] = []
+
+    def stop_all() -> None:
+        stopping.set()
+        for consumer in reading:
+            consumer._leave()
+
     def end() -> None:
         try:
-            _thread.start_new_thread(stopping.set, ())  # this one may be in wait(), with the event's lock
+            _thread.start_new_thread(stop_all, ())  # this one may be in wait(), with the event's lock
         except RuntimeError:  # no thread can be had
             stopping.set()
 
@@ -122,6 +129,7 @@ def run_consumer(
                 continue
             with consumer:
                 consumer._settles_each.set()
+                reading.append(consumer)
                 handle = partial(_handle, consumer, handler, delays, stopping)
                 if concurrency > 1:
                     _handle_in_threads(consumer, handle, concurrency, stopping)  # until it is stopping
@@ -286,11 +294,13 @@ def _handle_in_threads(consumer: Consumer, handle: Callable[[Message], None], co
             else:
                 wait(running.calls, PULL_S, FIRST_COMPLETED)
             _end_done(running)
+        consumer._leave()
         while running.calls:
             wait(running.calls)
             _end_done(running)
     except BaseException as error:
         stopping.set()  # wakes handlers' threads that wait before a next try
+        consumer._leave()
         if not isinstance(error, KeyboardInterrupt):  # a second signal, which waits for no handler
             wait(running.calls)
         raise
@@ -309,6 +319,7 @@ async def _handle_in_tasks(consumer: Consumer, handler: Callable[[Message], Awai
             else:
                 await asyncio.wait({*running.calls, stopped}, timeout=PULL_S, return_when=asyncio.FIRST_COMPLETED)
             _end_done(running)
+        consumer._leave()
         while running.calls:
             await asyncio.wait(running.calls)
             _end_done(running)

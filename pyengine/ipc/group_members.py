@@ -6,7 +6,7 @@ what locks cannot express: each member's heartbeat, and which claims are no long
 | lock, exclusive, of the open file | held by | means |
 |---|---|---|
 | MEMBERS + slot | a member, as long as it lives | gets a share of the queues |
-| GUESTS + slot | a member that chose its queues itself | lives, but gets no share |
+| GUESTS + slot | a member that chose its queues itself, or ends | lives, but gets no share |
 | SHARERS + slot | a member of a group whose members share messages | reads all queues, claims none |
 | TABLE + fence | such a member, during a turn | no other one takes or ends messages under this fence |
 | COMPACTION | such a member, while it replaces their file or raises the fence | no other one does either |
@@ -135,23 +135,32 @@ class GroupMembers:
 
         EngineError when all SLOTS_MAX slots are taken; UsageError beside members that do not share, or do share, messages.
         """
-        self._base = kind
         for slot in range(SLOTS_MAX):
-            if self._try_lock(self._base + slot):
+            if self._try_lock(kind + slot):
                 others = (MEMBERS, GUESTS) if kind == SHARERS else (SHARERS,)
                 if any(self._locked(base, base + SLOTS_MAX) for base in others):  # looked for with the lock: one of two sees the other
-                    self._unlock(self._base + slot)
+                    self._unlock(kind + slot)
                     raise UsageError(_MIXED[kind == SHARERS].format(*self.path.name.split("@"))
                                      + ": give all of them the same `sharing`, or stop those")
-                self._slot = slot
+                self._base, self._slot = kind, slot
                 self.heartbeat()
                 if self._pulse is not None:
                     self._beat = Beat(self._pulse, {
                         "fd": self._descriptor, "slot": slot, "incarnation": self.incarnation, "heartbeats": self._heartbeats,
                         "pid": os.getpid(), "wanted": self._wanted, "slots": 0 if kind == GUESTS else SLOTS_MAX,
                         "slots_at": self._slot_at(kind, 0), "locks_at": kind, "records_at": RECORDS_AT})
+                    self._beat.set_records(self._records)
                 return slot
         raise EngineError(f"{self.path.name} has {SLOTS_MAX} members already")
+
+    def move(self, kind: int) -> int:
+        """Become a member of another kind, which keeps its claims, and return the slot; EngineError, and no change, as join()."""
+        before, beat = self._base + self._slot, self._beat
+        slot = self.join(kind)  # first: without a slot it would seem dead, and its claims overdue
+        if beat is not None:
+            beat.close()  # before another member has its slot
+        self._unlock(before)
+        return slot
 
     def has_changed(self) -> bool:
         """Whether, at a heartbeat since the last call, the members or the claims on queues had changed, or a member seemed stopped.

@@ -101,6 +101,19 @@ def test_a_member_that_shows_no_life_is_passed_over_and_its_claims_are_void(sess
     assert other.share([0, 1]) == [1], "it is back"
 
 
+def test_a_member_that_leaves_has_no_share_and_keeps_its_claims_until_it_stays(session, tmp_path):
+    leaving, other, chosen = session(), session(), session(queue_ids=[0])
+    (claim, *_), = leaving.take([0]).values()
+    for _ in range(2):
+        assert leaving.share([0, 1], True) == chosen.share([0, 1], True) == [] and other.share([0, 1]) == [0, 1]
+    assert leaving.holds(claim) and other.take([0, 1]).keys() == {1}
+    assert leaving.share([0, 1]) == chosen.share([0, 1]) == [0] and other.share([0, 1]) == [1]
+    leaving.share([0, 1], True)
+    (tmp_path / "config" / "consumers" / "orders@billing").unlink()
+    assert all(each.rejoin_if_removed() for each in (leaving, other))
+    assert other.share([0, 1]) == [0, 1], "a file that was removed is no end of a leave"
+
+
 def test_the_members_are_looked_for_once_however_many_queues_they_hold(session, monkeypatch):
     holder, other, looks, look = session(), session(), [], GroupMembers.members
     holder.take(range(20))

@@ -255,6 +255,30 @@ def test_a_member_that_comes_and_goes_lets_other_messages_run_beside_a_long_one(
     assert waited == [True]
 
 
+@pytest.mark.parametrize("form", ["this thread", "threads", "tasks"])
+def test_a_call_that_is_to_end_leaves_the_queues_without_a_running_handler_to_others(engine, names, form):
+    bodies, begun, handled = put(engine, names[0], 4 * QUEUES), threading.Lock(), []
+
+    def handle(message):
+        if begun.acquire(blocking=False):
+            signal.raise_signal(signal.SIGTERM)
+            with pyengine.consume(engine.path, names[0], group=names[1], auto_commit=False) as other:
+                eventually(lambda: {*other.assignment} == {*range(QUEUES)} - {message.queue_id}, "it has the other queues")
+        handled.append(message.body)
+
+    async def handle_async(message):
+        await asyncio.to_thread(handle, message)
+
+    if form == "tasks":
+        asyncio.run(pyengine.run_consumer_async(engine.path, *names, handle_async, concurrency=2))
+    else:
+        pyengine.run_consumer(engine.path, *names, handle, concurrency=2 if form == "threads" else 1)
+    with pyengine.consume(engine.path, *names[:1], group=names[1]) as rest:
+        while len(handled) < len(bodies):
+            handled += [message.body for message in rest.pull(timeout_s=scaled_timeout_s(10))]
+    assert sorted(handled) == bodies
+
+
 @pytest.fixture
 def waits(monkeypatch):
     """After how many seconds each message was to come again; it comes at once."""

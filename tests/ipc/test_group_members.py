@@ -67,6 +67,28 @@ def test_a_killed_member_is_gone_and_its_queues_are_free(tmp_path, member):
     assert other.holds(other.claim(3))
 
 
+def test_a_member_that_gives_up_its_share_keeps_its_claims_and_may_take_a_share_again(member):
+    first, second = member(), member()
+    claim = first.claim(3)
+    first.move(GUESTS)
+    assert sharing(first) == sharing(second) == [1] and len(second.members()) == 2
+    assert first.holds(claim) and second.claim(3) is None
+    assert second.record(3).incarnation in {record.incarnation for record in second.members().values()}, "it lives"
+    assert member().members().keys() >= {MEMBERS, MEMBERS + 1, GUESTS}, "its slot is free"
+    first.move(MEMBERS)
+    assert sharing(second) == [0, 1, 2] and first.holds(claim)
+    first.close()
+    assert len(second.members()) == 2 and second.claim(3) is not None
+
+
+def test_a_member_that_cannot_move_stays_what_it_was(member, monkeypatch):
+    monkeypatch.setattr(group_members, "SLOTS_MAX", 1)
+    first, _ = member(), member(kind=GUESTS)
+    with pytest.raises(EngineError, match="members already"):
+        first.move(GUESTS)
+    assert [*first.members()] == [MEMBERS, GUESTS]
+
+
 def test_a_member_leaves_at_once_even_if_it_has_forked(member):
     leaving, staying = member(), member()
     leaving.claim(3)
