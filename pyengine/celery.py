@@ -27,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlparse
+from weakref import WeakValueDictionary
 
 from pyengine import arguments
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
@@ -301,6 +302,8 @@ class _Queue:
                              "threads or solo")
         with self._store.lock:
             self._users += 1
+            for _, member, _ in self._members:
+                member._stay()
             if not self._members:
                 try:
                     self._open(timeout_s)
@@ -340,8 +343,12 @@ class _Queue:
             self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        if not self._users and not self._unsettled:
+        if self._users or self._pid != os.getpid():
+            return
+        if not self._unsettled:
             self._close()
+        for _, member, _ in self._members:
+            member._leave()
 
     def _close(self) -> None:
         if self._pid != os.getpid():
@@ -480,6 +487,7 @@ class Channel(virtual.Channel):
     def __init__(self, connection: Transport, **options: Any) -> None:
         super().__init__(connection, **options)
         self._unsettled: dict[str, _Delivery] = {}  # by delivery tag
+        self._known: WeakValueDictionary[str, virtual.Message] = WeakValueDictionary()  # what the program has of them
         self._deliveries = itertools.count()  # of clients' own queues, several of which may get one message
         # By consumer tag: what it reads, whether a delivery settles a message, and what gets it.
         self._consumed: dict[str, tuple[_Queue, bool, Callable[[Any], object]]] = {}
@@ -589,11 +597,15 @@ class Channel(virtual.Channel):
         super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """End basic_consume(). Messages that are not settled remain this process's."""
+        """End basic_consume(). Messages that are not settled remain this process's; of a worker that ends, those that it has begun with."""
         super().basic_cancel(consumer_tag)
         if consumer_tag in self._consumed:
             queue, *_ = self._consumed.pop(consumer_tag)
             self.connection.watch()
+            for tag, delivery in reversed(list(self._unsettled.items())):
+                if delivery.queue is queue and tag not in self._known:  # Celery has dropped it
+                    self.qos._quick_ack(tag)
+                    self._untake(tag)
             queue.release()
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
@@ -614,7 +626,8 @@ class Channel(virtual.Channel):
     def _message(self, payload: dict[str, Any], no_ack: bool) -> Any:
         message = self.Message(payload, channel=self)
         if not no_ack:
-            self.qos.append(message, message.delivery_tag)
+            self._known[message.delivery_tag] = message
+            self.qos.append(None, message.delivery_tag)  # not the message, which the program may drop
         return message
 
     def filenos(self) -> Iterator[int]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from queue import PriorityQueue
 from typing import Any
 
 from pyengine import arguments
@@ -28,7 +29,8 @@ from pyengine.results import PutError
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 
 try:
-    from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware
+    from dramatiq import Broker, Consumer, Message, MessageProxy, Middleware, Worker
+    from dramatiq.common import iter_queue
     from dramatiq.errors import ConnectionClosed, DecodeError, QueueJoinTimeout, QueueNotFound
 except ImportError:
     require_extra("dramatiq", name="dramatiq")
@@ -57,6 +59,7 @@ class PyengineBroker(Broker):
             "commit_interval_s": commit_interval_s, "session_timeout_s": session_timeout_s, "sharing": sharing}
         self._topics: set[str] = set()  # that this process has made or found
         self._producers = SharedProducer()
+        self.add_middleware(_Leaving())
 
     def topic(self, queue_name: str) -> str:
         """Return the topic, and the group, of a declared queue; QueueNotFound for another one."""
@@ -132,6 +135,13 @@ class PyengineBroker(Broker):
         self._producers.close()
 
 
+class _Leaving(Middleware):
+    def before_worker_shutdown(self, broker: Broker, worker: Worker) -> None:
+        for thread in worker.consumers.values():
+            if isinstance(thread.consumer, _QueueConsumer):
+                thread.consumer.leave(worker.work_queue)
+
+
 class _Task(MessageProxy):
     """A message that was delivered to `consumer`. `unsent_due_ms`: when its next try, which could not be stored, is due; or None."""
 
@@ -151,9 +161,15 @@ class _QueueConsumer(Consumer):
         self._timeout_s = timeout_s
         self._running: Running[int] = Running(member, prefetch)
         self._changed = threading.Condition()  # of what runs
+        self._fetched: PriorityQueue[Any] | None = None  # once the worker is to end: what it has fetched, and not begun
 
     def __next__(self) -> MessageProxy | None:
         """Return the next message; None after the timeout, or if no more may run beside those that are not done."""
+        if self._fetched is not None:
+            for item in iter_queue(self._fetched):  # type: ignore[no-untyped-call]  # as Dramatiq's errors
+                item.message.consumer.requeue([item.message])
+            time.sleep(self._timeout_s)
+            return None
         with self._changed:
             if not self._changed.wait_for(self._running.room, self._timeout_s):
                 return None
@@ -204,6 +220,11 @@ class _QueueConsumer(Consumer):
         for task in filter(None, map(self._own, messages)):
             self._member._take_back([task.stored])
             self._end(task)
+
+    def leave(self, fetched: PriorityQueue[Any]) -> None:
+        """Leave to other workers what no actor has begun with, now and until close()."""
+        self._fetched = fetched  # first given back by the thread that asks for messages, which may be adding one
+        self._member._leave()
 
     def _end(self, task: _Task) -> None:
         with self._changed:

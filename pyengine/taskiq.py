@@ -81,6 +81,8 @@ class PyengineBroker(AsyncBroker):
         if self._consumer is None:
             self._consumer = await arguments.in_thread(
                 partial(consume, self._store, self._config.topic, group=self._group, auto_commit=False, **self._options), Consumer.close)
+        else:
+            await arguments.in_thread(self._consumer._stay)
         consumer = self._consumer
         running: Running[int] = Running(consumer, sys.maxsize)
 
@@ -88,13 +90,16 @@ class PyengineBroker(AsyncBroker):
             consumer.ack(message)
             running.end(message.physical_offset)
 
-        while True:
-            if not running.room():
-                await asyncio.sleep(ROOM_S)
-                continue
-            for message in await consumer.pull_async(1, timeout_s=PULL_S):
-                running.begin(message.physical_offset, message)
-                yield AckableMessage(data=message.body, ack=partial(ack, message))
+        try:
+            while True:
+                if not running.room():
+                    await asyncio.sleep(ROOM_S)
+                    continue
+                for message in await consumer.pull_async(1, timeout_s=PULL_S):
+                    running.begin(message.physical_offset, message)
+                    yield AckableMessage(data=message.body, ack=partial(ack, message))
+        finally:  # a worker waits for its tasks
+            consumer._leave()
 
     async def shutdown(self) -> None:
         """Stop taskiq's own parts, store the acknowledgements, and disconnect. Tasks that are not acknowledged come again."""

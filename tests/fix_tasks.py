@@ -189,6 +189,33 @@ def assert_sigterm_lets_tasks_end(own: Rig, send_all: SendAll, stopping: str) ->
     assert Counter(each.what for each in own.notes()) == {"long-begun": 1, "longer-begun": 1, "long": 1, "longer": 1, "later": 1}, own.log
 
 
+def assert_a_worker_that_ends_leaves_its_other_queues(own: Rig, send_all: SendAll, fetched: str, stopping: str, *one_process: str) -> None:
+    """A worker that waits for its last task has no other queue any more, and gives back what it has fetched and not begun.
+
+    The log of such a worker says `fetched` of each message, and `stopping`.
+    """
+    leaving = own.start(*one_process)
+    send_all(own, "held", [("long",)])
+    own.noted("long-begun")
+    names = [f"{when}-{n}" for when in ("before", "after") for n in range(8)]
+    send_all(own, "work", [(name,) for name in names[:8]])
+    eventually(lambda: own.log.count(fetched) == 9, "it has fetched them", 30)
+    leaving.send_signal(signal.SIGTERM)
+    eventually(lambda: stopping in own.log, "the worker waits for its task", 30)
+    send_all(own, "work", [(name,) for name in names[8:]])
+    own.start()
+    try:
+        eventually(lambda: sum(queue.lag > 0 for one in own.groups() for queue in one.queues.values()) == 1,
+                   "all is done but in the queue of the running task", 30)
+    except AssertionError:
+        pytest.fail(f"{own.groups()}\n{own.log[-6000:]}")
+    (own.folder / "long-go").touch()
+    assert leaving.wait(scaled_timeout_s(60)) == 0, own.log
+    own.noted("long", *names)
+    own.wait_until_acknowledged()
+    assert set(Counter(each.what for each in own.notes()).values()) == {1}, own.log
+
+
 def assert_only_a_task_that_kills_is_a_dead_letter(own: Rig, send_all: SendAll, group: str, taking: Callable[[], Take]) -> None:
     """One process after another takes tasks, four at once, and ends all of them, or dies if the one named poison is among them."""
     send_all(own, "work", [(name,) for name in ("one", "poison", "two", "three", "four", "five")])

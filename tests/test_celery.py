@@ -32,6 +32,7 @@ from fix_engine import wait_noted
 from fix_tasks import (
     assert_a_joining_member_waits_for,
     assert_a_task_and_its_retry_are_sent_once_without_a_slave,
+    assert_a_worker_that_ends_leaves_its_other_queues,
     assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
     children,
@@ -299,6 +300,11 @@ def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
     assert_sigterm_lets_tasks_end(own, send_all, "Warm shutdown")
 
 
+def test_a_worker_that_ends_leaves_its_other_queues(own):
+    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, "] received", "Warm shutdown", "--concurrency", "1",
+                                                      "--prefetch-multiplier", "9", "--hostname", "leaving@here")
+
+
 def test_a_worker_goes_on_when_the_engine_is_started_again(tmp_path):
     store = tmp_path / "store"
     with rig(tmp_path / "rig", store, "again-celery", TASKS, COMMAND) as own:
@@ -530,6 +536,36 @@ def test_a_joining_worker_gets_no_queue_of_a_task_that_runs(connect, task_store,
         while len(got) < 2:
             connection.drain_events(timeout=scaled_timeout_s(10))
         assert_a_joining_member_waits_for(members[0], task_store)
+
+
+def test_a_process_has_a_share_of_a_queue_as_long_as_a_channel_reads_it(connect, task_store, request):  # noqa: F811
+    connection, got, topic = connect(), [], f"kombu{zlib.crc32(request.node.name.encode())}-q"
+    consumer = connection.Consumer([kombu.Queue("q")], callbacks=[lambda body, message: got.append(message)], prefetch_count=1)
+    consumer.consume()
+    for n in range(4):
+        connection.Producer().publish(n, routing_key="q")
+    connection.drain_events(timeout=scaled_timeout_s(10))
+    consumer.cancel()
+    with pyengine.consume(task_store, topic, group=topic, auto_commit=False) as other:
+        eventually(lambda: len(other.assignment) == 1, "it has the queue without a message that is not settled")
+        consumer.consume()
+    while len(got) < 4:
+        got[-1].ack()
+        connection.drain_events(timeout=scaled_timeout_s(10))
+    assert sorted(message.payload for message in got) == [*range(4)]
+
+
+def test_one_message_after_the_other_is_got_before_any_is_settled(connect, task_store):  # noqa: F811
+    connection = connect()
+    queue = kombu.Queue("q")(connection.default_channel)
+    queue.declare()
+    for n in range(4):
+        connection.Producer().publish(n, routing_key="q")
+    wait_noted(task_store)
+    got = [queue.get() for _ in range(4)]
+    assert sorted(message.payload for message in got) == [*range(4)]
+    for message in got:
+        message.ack()
 
 
 def test_what_a_closed_channel_had_not_settled_comes_again_however_often(connect):

@@ -21,6 +21,7 @@ from fix_client import consumers_of
 from fix_tasks import (
     assert_a_joining_member_waits_for,
     assert_a_task_and_its_retry_are_sent_once_without_a_slave,
+    assert_a_worker_that_ends_leaves_its_other_queues,
     assert_kill_9_loses_no_task,
     assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
@@ -157,6 +158,12 @@ def test_messages_beside_one_that_kills_its_worker_are_no_dead_letters(own):
 
 def test_sigterm_lets_running_actors_end_and_acknowledges_them(own):
     assert_sigterm_lets_tasks_end(own, send_all, "Shutting down...")
+
+
+def test_a_worker_that_ends_leaves_its_other_queues(own, monkeypatch):
+    monkeypatch.setenv("dramatiq_queue_prefetch", "9")
+    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, "onto work queue", "Shutting down...", "--verbose",
+                                                      "--processes", "1", "--threads", "1")
 
 
 @pytest.mark.ci

@@ -26,6 +26,7 @@ from fix_client import consumers_of, leave_cancelled
 from fix_tasks import (
     assert_a_joining_member_waits_for,
     assert_a_task_and_its_retry_are_sent_once_without_a_slave,
+    assert_a_worker_that_ends_leaves_its_other_queues,
     assert_kill_9_loses_no_task,
     assert_only_a_task_that_kills_is_a_dead_letter,
     assert_sigterm_lets_tasks_end,
@@ -204,6 +205,10 @@ def test_tasks_beside_one_that_kills_its_worker_are_no_dead_letters(own):
 def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
     assert_sigterm_lets_tasks_end(own, send_all, "running tasks to complete")
     assert "Traceback" not in own.log
+
+
+def test_a_worker_that_ends_leaves_its_other_queues(own):
+    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, "Executing task", "running tasks to complete", "--workers", "1")
 
 
 def test_sigterm_ends_an_idle_worker(own):
