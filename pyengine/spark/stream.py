@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +138,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return stream.parts(without_mark(start), without_mark(end))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of one part, as LogReader.read."""
+        """Yield the rows of one part, as LogReader.read. Starting times select none: they say where a new query begins."""
         assert isinstance(partition, LogRange | QueuePart)
-        return read_partition(self.options, self.columns, partition, arrow_schema_of(self.schema))
+        options = replace(self.options, starting_timestamp_ms=None, starting_timestamps=None)
+        return read_partition(options, self.columns, partition, arrow_schema_of(self.schema))
 
     def stop(self) -> None:
         """Close the store at the query's end."""

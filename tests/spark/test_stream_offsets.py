@@ -396,6 +396,37 @@ def test_the_first_batch_gives_the_same_rows_when_spark_asks_again_where_it_begi
         reader.stop()
 
 
+@pytest.mark.parametrize(("given", "starting"), [({}, "startingTimestamp"), ({"subscribe": "A"}, "startingTimestamp"),
+                                                 ({"subscribe": "A"}, "startingOffsetsByTimestamp")])
+def test_a_starting_time_only_says_where_a_new_stream_begins(tmp_path, given, starting):
+    """As in Kafka: a program computes it at each start, and a clock that was set back hides nothing."""
+    builder = StoreBuilder(tmp_path / "store")
+
+    def put(count: int) -> list[int]:
+        return [builder.put("A", b"x").queue_offset for _ in range(count)]
+
+    def started_at(time_ms: int):
+        value = time_ms if starting == "startingTimestamp" else json.dumps({"A": {"0": time_ms}})
+        return logs.stream_reader(builder.root, columns="offset", **given, **{starting: value})
+
+    put(3)
+    first = started_at(builder.now_ms)
+    begun = put(2)
+    start = json.loads(json.dumps(first.initialOffset()))
+    builder.now_ms -= 10_000
+    begun += put(1)
+    end = json.loads(json.dumps(first.latestOffset(start, None)))
+    assert offsets_between(first, start, end) == begun
+    builder.now_ms += 60_000
+    waiting = put(3)
+    again = started_at(builder.now_ms)
+    waiting += put(1)
+    assert offsets_between(again, start, end) == begun, "the batch is repeated"
+    assert offsets_between(again, end, again.latestOffset(end, None)) == waiting
+    for reader in (first, again):
+        reader.stop()
+
+
 def test_a_first_batch_that_is_repeated_tells_what_was_deleted_meanwhile(builder):
     first, again = (logs.stream_reader(builder.root, columns="offset") for _ in range(2))
     end = first.latestOffset(first.initialOffset(), None)
