@@ -312,8 +312,8 @@ class ScheduleMessageService(Service):
             return
         next_look = level.due_ms, level.poll_ns
         level.due_ms = level.poll_ns = 0  # at once, unless all are submitted
-        now_ms, cursor = self._clock_ms(), level.offset
-        self._cancels.take(level.number, below, now_ms, self._log_end())
+        newest_ms, now_ms, cursor = native.committed_slot(self._control)[1], self._clock_ms(), level.offset
+        self._cancels.take(level.number, below, now_ms, self._log_end(), newest_ms)
         failpoint("deliveries_taken")
         for each in batch:
             step = each if isinstance(each, _Step) else self._put(cursor, each, now_ms)

@@ -466,15 +466,16 @@ class DelayCancels:
                 self._take(level, below, others=below)
         self._take(0, 0, at_ms=now_ms, log_end=log_end)
 
-    def take(self, level: int, below: int, at_ms: int, log_end: int = INT64_MAX) -> None:
+    def take(self, level: int, below: int, at_ms: int, log_end: int = INT64_MAX, newest_ms: int = 0) -> None:
         """Note, before they are put, that all messages of a level below this offset are taken, and those with a time until `at_ms`.
 
         `log_end`: the log's end, below which all of them begin. Then is_cancelled() has all marks that count for them. After the clock
-        was set back the line is durable before a delivery: it may be set back again. Raises DiskFullError, DiskError or FlushError.
+        was set back, to before a line's time or `newest_ms`, the newest store time, the line is durable before a delivery: it may be
+        set back again. Raises DiskFullError, DiskError or FlushError.
         """
         self._lines.renew()
         self._take(level, below, at_ms=at_ms, log_end=log_end)
-        if at_ms < self._state.taken_ms:
+        if at_ms < max(self._state.taken_ms, newest_ms):
             self._lines.sync()
 
     def is_cancelled(self, message: DelayedId) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from contextlib import closing
@@ -24,7 +25,7 @@ from pyengine.results import PutResult, PutStatus
 from pyengine.services import schedule_message
 from pyengine.services.reput_message import ReputMessageService
 from pyengine.services.schedule_message import PAUSE_S_MAX, POLL_NS_MAX, RETRY_NS, ScheduleMessageService
-from pyengine.storage import consumer_offset
+from pyengine.storage import consumer_offset, durable_file
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.consumer_offset import CANCELS_NAME, ConsumerOffsets, DelayCancels
 from pyengine.storage.store_reader import StoreReader
@@ -800,6 +801,35 @@ def test_a_message_with_a_time_can_be_cancelled_while_the_clock_of_the_store_is_
     rig.wall_ms, rig.steady_ns = rig.wall_ms + 61_000, rig.steady_ns + 61_000_000_000
     rig.go(rig.service())
     assert rig.delivered("T") == [b"first"]
+
+
+def test_what_is_delivered_while_puts_hold_the_stores_clock_ahead_is_not_cancelled_after_a_power_cut(make_rig, monkeypatch):
+    """Nothing was taken while the clock was ahead, and it is set back again in the cut."""
+    rig = make_rig()
+    path, synced = rig.root / "config" / CANCELS_NAME, [0]
+    sync = durable_file.sync_descriptor
+
+    def noted(descriptor, at, **options) -> None:
+        sync(descriptor, at, **options)
+        if at == path:
+            synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(durable_file, "sync_descriptor", noted)
+    rig.wall_ms = rig.put(0, b"first").store_timestamp_ms - HOUR_MS
+    puts = [rig.put(1, b"level"), rig.producer.put_raw(RawMessage(
+        TIMER_TOPIC, b"timed", queue_id=0, delay_level=1, properties_text=timed_properties("", "T", 0, rig.wall_ms + 60_000)))]
+    rig.dispatch()
+    service = rig.service()
+    rig.go(service)
+    rig.wall_ms, rig.steady_ns = rig.wall_ms + 61_000, rig.steady_ns + 61_000_000_000
+    rig.go(service)
+    assert rig.delivered() == [b"first", b"level", b"timed"]
+    os.truncate(path, synced[-1])
+    (rig.root / "config" / "delayOffset.json").unlink(missing_ok=True)
+    rig.wall_ms -= 2 * HOUR_MS
+    rig.service()
+    with closing(DelayedCancels(LiveStoreReader(rig.root), lambda: rig.wall_ms)) as program:
+        assert [program.cancel(put.msg_id) for put in puts] == [False, False]
 
 
 def test_a_message_whose_extension_unit_cannot_be_read_is_not_cancelled(make_rig):
