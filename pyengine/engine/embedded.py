@@ -64,6 +64,7 @@ from pyengine.storage.message_store import require_space
 
 START_TIMEOUT_S = 3600.0  # recovery of a large store may take long; a dead supervisor is noticed at once
 STOP_TIMEOUT_S = 60.0
+FOUND_TIMEOUT_S = 1.0  # for a supervisor that lives: one that is just ending has its lock for longer than a command line
 POLL_INTERVAL_S = 0.02
 STARTS_MAX = 3  # of one process, if the supervisor is killed while it starts
 LOOK_INTERVAL_S = 1.0  # at which a process looks whether the engine that it shares has crashed
@@ -468,12 +469,14 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
         if lock.exists() and not os.access(lock, os.R_OK):
             raise EngineUnavailableError(f"{lock} cannot be read, so it is not known whether an engine runs: permission denied")
         return False
-    if native.SUPERVISOR in living_kinds(root):
-        pid = supervisor_pid(root)
-        if pid is None:
+    found_by_s = time.monotonic() + FOUND_TIMEOUT_S
+    while (pid := supervisor_pid(root)) is None and native.SUPERVISOR in living_kinds(root, 1):
+        if time.monotonic() > found_by_s:
             raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
+        time.sleep(POLL_INTERVAL_S)
+    if pid is not None:
         _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
-    else:
+    elif living_kinds(root):
         process, reading = spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
         os.close(reading)
         try:

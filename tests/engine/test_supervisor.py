@@ -21,6 +21,7 @@ from damage import flip
 from fix_engine import EACH_MODE, MODES, SMALL, WORKERS, put_numbers, stored
 from fix_golden import usual
 from fix_owner import CHECKOUT
+from pyengine.engine import embedded
 from pyengine.engine.embedded import start_engine, stop_engine, supervisor_pid
 from pyengine.engine.supervisor import LatchBridge
 from pyengine.errors import (
@@ -650,6 +651,26 @@ def test_stop_of_an_engine_that_does_not_run_returns_false(tmp_path):
     assert stop_engine(tmp_path) is False
     assert supervisor_pid(tmp_path) is None
     assert SharedFolder(tmp_path / "none").names() == []
+
+
+@pytest.mark.parametrize("is_seen", [False, True], ids=["gone", "ending"])
+def test_an_engine_that_ends_by_itself_while_it_is_stopped_counts_as_stopped(make_engine, monkeypatch, request, is_seen):
+    """The process of a supervisor shows no command line from the moment on in which it begins to give back its memory."""
+    engine = make_engine()
+    engine.start()
+    put_numbers(engine, 0, 10)
+
+    def end_meanwhile(root):
+        monkeypatch.undo()
+        ending = threading.Thread(target=engine.stop)
+        ending.start()
+        if not is_seen:
+            ending.join()
+        request.addfinalizer(ending.join)
+
+    monkeypatch.setattr(embedded, "supervisor_pid", end_meanwhile)
+    assert stop_engine(engine.root) is True
+    assert living_kinds(engine.root) == [] and not (engine.root / "abort").exists()
 
 
 SOCKETLESS = """
