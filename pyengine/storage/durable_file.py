@@ -219,12 +219,13 @@ class AppendedLines:
         if self._descriptor >= 0 and is_at(self._descriptor, self.path):
             return False
         self.close()
-        self._descriptor = open_shared_file(self.path)
-        self._closer = weakref.finalize(self, os.close, self._descriptor)  # also of one that a program, or a forked child, only drops
+        descriptor = open_shared_file(self.path)
+        self._closer = weakref.finalize(self, os.close, descriptor)  # also of one that a program, or a forked child, only drops
         self._closer.atexit = False
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_APPEND)
-        if not self.length():  # perhaps a new file with an old number
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
+        if not os.fstat(descriptor).st_size:  # perhaps a new file with an old number
             self.durable_name = None
+        self._descriptor = descriptor  # last, since the exception of a signal handler may end this call
         return True
 
     def length(self) -> int:

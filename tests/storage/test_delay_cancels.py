@@ -7,10 +7,11 @@ import threading
 
 import pytest
 
+from interrupting import interrupted_at_each_place
 from pyengine.errors import DiskError, EngineError, StoreBusyError
 from pyengine.formats.delayed_message import DelayMark
 from pyengine.storage import consumer_offset, durable_file
-from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels, DelayOffsets, delay_marks
+from pyengine.storage.consumer_offset import CANCELS_NAME, DelayCancels, DelayOffsets, cancelled_messages, delay_marks
 from pyengine.storage.durable_file import sealed_line
 
 BROKERS = '{\n\t"offsetTable":{1:5}\n\t}'  # keys without quotes
@@ -331,6 +332,21 @@ def test_a_shortened_file_that_cannot_be_opened_is_the_error(make, monkeypatch):
     monkeypatch.setattr(durable_file, "wait_until_held", replaced)
     with pytest.raises(DiskError, match=CANCELS_NAME):
         program.cancel(of_level(2))
+
+
+def test_after_a_cancel_that_a_signal_handler_interrupts_each_mark_counts(make, root):
+    program, path = make(), root / "config" / CANCELS_NAME
+    before, after = of_level(2), of_level(1)
+
+    def cancel() -> None:
+        program.close()
+        program.cancel(of_level(0))
+
+    path.write_bytes(sealed_line(before._asdict()))
+    for _ in interrupted_at_each_place(cancel):
+        assert program.cancel(after)
+        assert {before.id, after.id} <= cancelled_messages(root).keys()
+        path.write_bytes(sealed_line(before._asdict()))
 
 
 def test_cancels_at_once_all_count(make, always_long):
