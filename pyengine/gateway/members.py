@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,7 @@ from pyengine.storage.message_getter import Wanted, filter_by_tags, parse_condit
 PULL, POP = "PULL", "POP"
 EXPIRED_S = 120.0        # without a heartbeat
 EXPIRE_S = 5.0           # between two calls of Members.expire()
+NOTICE_S = 0.1           # from a change of a group to its notices: when N join at once, each is not told N times
 LOCK_S = 60.0            # of an ordered queue without a renewal
 CLIENT_ID_CHARS_MAX = 512
 GROUPS_OF_CLIENT_MAX = 256   # in one heartbeat
@@ -178,6 +179,7 @@ class Members:
         self._groups_of: dict[Connection, tuple[set[str], set[str]]] = {}  # (consumer groups, producer groups)
         self._id_of: dict[Connection, str] = {}  # the client ids of producers, that of the newest heartbeat last
         self._weight = 0  # of all groups' subscriptions
+        self._changed: set[str] = set()  # groups whose members are told so next
         self.when_left: list[Callable[[Connection, str], None]] = []  # called with a client's connection and the group that it leaves
         self._locks: dict[tuple[str, str, int], tuple[str, float]] = {}
         self.handlers: Handlers = {
@@ -191,49 +193,49 @@ class Members:
 
     # ---- heartbeats ---------------------------------------------------------------
 
-    async def heart_beat(self, request: Request) -> Answer:
+    def heart_beat(self, request: Request) -> Coroutine[Any, Any, Answer]:
         """Register a client in the groups that it names; create new groups and their retry topics.
 
         What exceeds a limit is left out, and the log and the answer say so: an error only if the client has no group then, for on one
-        RocketMQ's does not note this version, and refuses to filter by SQL92.
-        """
-        size_bytes, faults, code = len(request.frame.body), list[str](), codes.SYSTEM_ERROR
-        if size_bytes > JSON_BYTES_MAX:
-            faults.append(f"it has {size_bytes} bytes: at most {JSON_BYTES_MAX} are read")
-        else:
-            await self._take_heartbeat(request, faults)
-            code = codes.SUCCESS if any(self._groups_of.get(request.connection, ())) else code
-        if not faults:
-            return Answer()
-        request.connection.report(f"a heartbeat of {request.connection.address} counts only in part, or not at all: {faults[0]}")
-        return Answer(code, "; ".join(faults[:FAULTS_MAX]))
+        RocketMQ's does not note this version, and refuses to filter by SQL92. WireError, and nothing is taken, if the heartbeat is wrong.
 
-    async def _take_heartbeat(self, request: Request, faults: list[str]) -> None:
-        """Take a heartbeat; `faults` gets what of it exceeds a limit. WireError, and nothing is taken, if it is wrong."""
-        heartbeat = read_object(request.frame.body)
+        It is read, and taken for groups that are connected, before this returns: that counts for the client, a task's work for none.
+        """
+        if (size_bytes := len(request.frame.body)) > JSON_BYTES_MAX:
+            fault = f"it has {size_bytes} bytes: at most {JSON_BYTES_MAX} are read"
+            raise RequestRefusedError(codes.SYSTEM_ERROR, _reported([fault], request.connection))
+        heartbeat, faults = read_object(request.frame.body), list[str]()
         client_id = _client_id(heartbeat.get("clientID"))
         consumers = [_group_of(each, faults)
                      for each in _first(GROUPS_OF_CLIENT_MAX, "groups", heartbeat.get("consumerDataSet"), faults)]
         producers = [_name(as_object(each).get("groupName"), group_fault)
                      for each in _first(GROUPS_OF_CLIENT_MAX, "groups", heartbeat.get("producerDataSet"), faults)]
-        entered: list[Group] = []
+        client = Client(client_id, request.frame.language, request.frame.version, self.now_s(), request.frame.fields.get("AccessKey"))
+        new = {group.name for group in consumers} - self.consumers.keys()
         for group in consumers:
+            if group.name not in new:
+                with _noting(faults, group.name):
+                    self._register(request.connection, group, client)
+        for name in producers:
+            with _noting(faults, name):
+                self._register_producer(request.connection, name, client)
+        return self._end_heartbeat(request.connection, client, consumers, new, faults)
+
+    async def _end_heartbeat(self, connection: Connection, client: Client, groups: list[Group], new: set[str], faults: list[str]) -> Answer:
+        """Create what the groups lack, and take the heartbeat for the new ones."""
+        for group in groups:
             with _noting(faults, group.name):
                 config = await self._names.group_or_new(group.name)
                 retry = f"{RETRY_PREFIX}{group.name}"
                 if config is not None and self._names.topic(retry) is None and not self._names.is_of_slave:
                     number = max(1, config.retry_queue_nums)
                     await self._names.create(TopicConfig(retry, number, number, topic_sys_flag=FLAG_UNIT_SUB if group.is_of_unit else 0))
-                entered.append(group)
-        if not request.connection.is_closed:
-            access_key = request.frame.fields.get("AccessKey")
-            client = Client(client_id, request.frame.language, request.frame.version, self.now_s(), access_key)
-            for group in entered:
-                with _noting(faults, group.name):
-                    self._register(request.connection, group, client)
-            for name in producers:
-                with _noting(faults, name):
-                    self._register_producer(request.connection, name, client)
+                if group.name in new and not connection.is_closed:
+                    self._register(connection, group, client)
+        if not faults:
+            return Answer()
+        code = codes.SUCCESS if any(self._groups_of.get(connection, ())) else codes.SYSTEM_ERROR
+        return Answer(code, _reported(faults, connection))
 
     def _register(self, connection: Connection, sent: Group, client: Client) -> None:
         group = self.consumers.get(sent.name)
@@ -273,9 +275,16 @@ class Members:
         return changed
 
     def _notify(self, group: Group) -> None:
-        """Notify every member that members or subscriptions have changed, so that they rebalance; RocketMQ 5's at a worker do not."""
+        """Notify every member soon that members or subscriptions have changed, so that they rebalance; RocketMQ 5's at a worker do not."""
         config = self._names.group(group.name)
         if config is None or config.notify_consumer_ids_changed_enable:
+            if not self._changed:
+                asyncio.get_running_loop().call_later(NOTICE_S, self._send_notices)
+            self._changed.add(group.name)
+
+    def _send_notices(self) -> None:
+        changed, self._changed = self._changed, set()
+        for group in [self.consumers[name] for name in changed if name in self.consumers]:
             for connection in [each for each in group.clients if not each.is_local]:
                 connection.invoke_oneway(codes.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group.name})
 
@@ -630,6 +639,12 @@ def _noting(faults: list[str], name: str) -> Iterator[None]:
         yield
     except UsageError as error:
         faults.append(f"{name}: {error}")
+
+
+def _reported(faults: list[str], connection: Connection) -> str:
+    """Report what of a heartbeat does not count; return it for the answer."""
+    connection.report(f"a heartbeat of {connection.address} counts only in part, or not at all: {faults[0]}")
+    return "; ".join(faults[:FAULTS_MAX])
 
 
 def _first(most: int, what: str, sent: object, faults: list[str]) -> list[Any]:

@@ -18,19 +18,26 @@ from pyengine.gateway.wire import ANSWER, JSON_BYTES_MAX, JSON_FORM, Frame, Wire
 from pyengine.storage import durable_file
 from pyengine.storage.config_table import TopicConfig
 from pyengine.storage.consumer_offset import ConsumerOffsets
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
+
+QUIET = SimpleNamespace(notify_consumer_ids_changed_enable=False)  # a group whose members are told of no change
 
 
 class Connected:
     """One end of a connection, and the requests that come by it."""
 
-    is_closed, address = False, "127.0.0.1:5"
+    is_closed, is_local, address = False, False, "127.0.0.1:5"
 
     def __init__(self):
         self.reported = []
+        self.told = []  # of changes of these groups
 
     def report(self, sentence):
         self.reported.append(sentence)
+
+    def invoke_oneway(self, code, fields):
+        assert code == codes.NOTIFY_CONSUMER_IDS_CHANGED
+        self.told.append(fields["consumerGroup"])
 
     def asks(self, code, fields=(), body=b""):
         return SimpleNamespace(connection=self, frame=Frame(code, dict(fields), body))
@@ -303,8 +310,7 @@ def test_groups_that_are_known_do_not_grow_beyond_what_all_may_take(monkeypatch)
     async def no_new_group(name):
         return None
 
-    quiet = SimpleNamespace(notify_consumer_ids_changed_enable=False)
-    members = Members(SimpleNamespace(group=lambda name: quiet, group_or_new=no_new_group), None)
+    members = Members(SimpleNamespace(group=lambda name: QUIET, group_or_new=no_new_group), None)
     connection = Connected()
 
     def tell(*topics):
@@ -318,6 +324,38 @@ def test_groups_that_are_known_do_not_grow_beyond_what_all_may_take(monkeypatch)
     tell("A", "D")
     assert list(members.consumers["g"].subscriptions) == ["A", "D"] and len(connection.reported) == 1
     assert members.producer("c") is connection, "what exceeds nothing is taken"
+
+
+def test_a_heartbeat_of_a_connected_group_is_taken_within_its_client_s_turn():
+    """What a task does counts for no client: many long heartbeats of one would hold up all others."""
+    async def no_new_group(name):
+        return None
+
+    members, connection = Members(SimpleNamespace(group=lambda name: QUIET, group_or_new=no_new_group), None), Connected()
+    group = {"groupName": "g", "subscriptionDataSet": [subscription("A")]}
+    connection.beat(members, "c", consumers=[group])
+    group["subscriptionDataSet"] = [subscription("B")]
+    sent = {"clientID": "c", "producerDataSet": [{"groupName": "p"}], "consumerDataSet": [group]}
+    coming = members.heart_beat(connection.asks(codes.HEART_BEAT, body=json.dumps(sent).encode()))
+    assert list(members.consumers["g"].subscriptions) == ["B"] and members.producer("c") is connection
+    assert asyncio.run(coming).code == codes.SUCCESS
+
+
+def test_many_that_join_a_group_at_once_are_one_change_for_each_member():
+    async def no_new_group(name):
+        return None
+
+    async def join_all(members):
+        for number, connection in enumerate(connections):
+            sent = {"clientID": f"c{number}", "consumerDataSet": [{"groupName": name} for name in ("g", "h")]}
+            await members.heart_beat(connection.asks(codes.HEART_BEAT, body=json.dumps(sent).encode()))
+        async with asyncio.timeout(scaled_timeout_s(30)):
+            while not all(len(each.told) >= 2 for each in connections):
+                await asyncio.sleep(0)
+
+    connections = [Connected() for _ in range(20)]
+    asyncio.run(join_all(Members(SimpleNamespace(group=lambda name: None, group_or_new=no_new_group), None)))
+    assert [sorted(each.told) for each in connections] == 20 * [["g", "h"]]
 
 
 def test_a_producer_is_found_by_its_id_until_it_leaves_its_last_group():
