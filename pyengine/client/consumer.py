@@ -1305,18 +1305,20 @@ class Consumer:
         return min(offset, end)
 
     def _finish(self, messages: Iterable[Message] | None) -> None:
-        """Note that these messages, and all before them, are done; None: all that were delivered."""
+        """Note that these messages, and all before them, are done; None: all that were delivered. Not what a call may yet undo."""
+        taken = () if self._asked is None else self._asked.taken
+        kept = {message.physical_offset for _, its in taken for message in its}
         if messages is None:
             for queue in self._held.values():
                 if queue.flight.is_outstanding:
                     self._beat.rouse()
-                    queue.finish()
+                    queue.finish(None, kept)
             return
         self._beat.rouse()
         for message in messages:
             held = self._held.get(message.queue_id)
             if held is not None:
-                held.finish(message)
+                held.finish(message, kept)
 
     def _acknowledge(self, messages: Iterable[Message]) -> None:
         """Note that each of these messages is done, whatever came before it."""

@@ -374,8 +374,8 @@ class AssignedQueue:
         self.flight.delivered_end = messages[-1].queue_offset + 1
         return messages
 
-    def finish(self, last: Message | None = None) -> None:
-        self.flight.finish(last)
+    def finish(self, last: Message | None, kept: Collection[int]) -> None:
+        self.flight.finish(last, kept)
         self.settle()
 
     def acknowledge(self, message: Message) -> None:
@@ -590,10 +590,9 @@ class SharedFlight(InFlight):
 
     # -- what the program says of its messages
 
-    def finish(self, last: Message | None = None) -> None:
-        if last is not None and not self._is_same(last):
-            return
-        self._end_those([offset for offset in self.open if offset not in self.dead and (last is None or offset <= last.queue_offset)])
+    def finish(self, last: Message | None = None, kept: Collection[int] = ()) -> None:
+        if last is None or self._is_same(last):
+            self._end_those(self._those_to_end(last, kept))
 
     def acknowledge(self, message: Message) -> bool:
         offset = message.queue_offset

@@ -27,7 +27,7 @@ import secrets
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -609,18 +609,24 @@ class InFlight:
                 found.append(counted)
         return found
 
-    def finish(self, last: Message | None = None) -> None:
-        """Note that what a program has is done; with `last`, up to that message."""
-        if last is None and not self.again and not self.dead:  # the common case
+    def finish(self, last: Message | None = None, kept: Collection[int] = ()) -> None:
+        """Note that what a program has is done; with `last`, up to that message; but not those at the physical offsets `kept`."""
+        if last is None and not self.again and not self.dead and not kept:  # the common case
             self.open.clear()
             self.done = self.delivered_end
             return
         if last is not None and not (last.queue_offset < self.delivered_end and self._is_same(last)):
             return
-        self._has_acks |= bool(self.again or self.dead)  # those after one that is kept
-        self.open = OrderedDict((offset, message) for offset, message in self.open.items()
-                                if last is not None and offset > last.queue_offset or offset in self.again or offset in self.dead)
+        ended = self._those_to_end(last, kept)
+        for offset in ended:
+            del self.open[offset]
         self.done = next(iter(self.open), self.delivered_end)
+        self._has_acks |= bool(ended) and ended[-1] > self.done  # after one that is open
+
+    def _those_to_end(self, last: Message | None, kept: Collection[int]) -> list[int]:
+        return [offset for offset, message in self.open.items()
+                if offset not in self.again and offset not in self.dead and message.physical_offset not in kept
+                and (last is None or offset <= last.queue_offset)]
 
     def acknowledge(self, message: Message) -> bool:
         """Note that a message is done, even if earlier ones are not; return whether it was open."""

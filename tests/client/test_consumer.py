@@ -492,6 +492,33 @@ def test_what_a_pull_has_not_returned_is_not_done_when_a_signal_handler_closes(b
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+@pytest.mark.parametrize("names_the_last", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_commit_of_another_thread_leaves_open_what_a_pull_has_not_returned(builder, consume, sharing, is_async, names_the_last):
+    fill(builder, 6)
+    consumer, commits = consume(sharing=sharing, auto_commit=False), []
+    had = consumer.pull(3)
+    consumer.requeue(had[1])
+
+    class Interrupting(BaseException):
+        pass
+
+    class Committing(Raw):
+        @staticmethod
+        def decode(body: bytes) -> bytes:
+            with ThreadPoolExecutor() as other:
+                commits.append(other.submit(consumer.commit, had[-1] if names_the_last else None).result())
+            raise Interrupting
+
+    values = pyengine.TypedConsumer(pyengine.Topic("orders", bytes, codec=Committing), consumer)
+    with pytest.raises(Interrupting):
+        asyncio.run(values.pull_async(4)) if is_async else values.pull(4)
+    assert commits == [{0: 1}]
+    assert bodies(consumer.pull(4)) == [b"0-1", b"0-3", b"0-4", b"0-5"]
+    assert consumer.commit() == {0: 6}
+
+
 @pytest.mark.parametrize("ask", [ask for ask in ASKS if ask != "pull_async"])
 def test_a_signal_handler_that_closes_ends_a_pull_that_waits_with_nothing(consume, monkeypatch, ask):
     if ask == "pull_arrow":

@@ -123,6 +123,15 @@ def test_a_message_given_back_is_the_next_one_and_is_counted():
     assert flight.done == 3 and not flight.dead
 
 
+def test_what_a_reader_has_not_got_yet_stays_open_and_alone_holds_up_no_queue():
+    flight = InFlight(0)
+    flight.deliver(messages(0, 6), None)
+    flight.finish(kept={400, 500})
+    assert (flight.done, [*flight.open], flight.exceeds(1)) == (4, [4, 5], False)
+    flight.finish(message(5), kept={400})
+    assert (flight.done, [*flight.open], flight.exceeds(1)) == (4, [4], True)
+
+
 def test_a_delivery_that_failed_is_as_if_it_had_not_been():
     flight = InFlight(0)
     flight.deliver(messages(0, 3), None)
