@@ -354,7 +354,12 @@ def _run(kind: int, what: str, serve: Callable[[Worker], None]) -> int:
         return WorkerExit.TEMPFAIL if may_pass(error) else WorkerExit.BOOT_FAILED
     served = False
     try:
-        serve(worker)
+        try:
+            serve(worker)
+        except AttributeError as error:
+            if "cffi library" in str(error):
+                raise BootFailedError(f"{error}: the C module was built from other sources: install pyengine again") from error
+            raise
         served = True
     except BootFailedError as error:
         worker.set_blocked_reason(f"cannot start: {error}")

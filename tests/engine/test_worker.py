@@ -29,6 +29,7 @@ KIND = native.CLEANER
 SCRIPT = """
 import sys
 from pyengine.engine import worker
+from pyengine._native import lib
 from pyengine.errors import DiskError
 how = sys.argv.pop() if sys.argv[-1].startswith("fail") else ""
 class Service:
@@ -38,6 +39,8 @@ class Service:
             raise DiskError("no disk today")
         if how == "fail-boot-full":
             raise DiskError("no room today", errno=28)
+        if how == "fail-boot-built":
+            lib.ms_of_newer_sources()
         self.left = 3
     def work(self):
         if how == "fail-work":
@@ -123,6 +126,7 @@ def test_a_retired_engine_ends_its_workers(make_owner):
     ("fail-boot", WorkerExit.BOOT_FAILED, "cannot start: no disk today", native.WORKER_FAILED),
     ("fail-work", 1, "a defect", native.WORKER_FAILED),
     ("fail-boot-full", WorkerExit.TEMPFAIL, "cannot start: no room today", native.WORKER_FAILED),
+    ("fail-boot-built", WorkerExit.BOOT_FAILED, "ms_of_newer_sources': the C module was built from other sources", native.WORKER_FAILED),
     ("fail-work-files", WorkerExit.TEMPFAIL, "somewhere: Too many open files", native.WORKER_FAILED),
 ])
 def test_a_worker_that_fails_says_why(make_owner, how, code, says, state):
