@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError
@@ -54,6 +55,7 @@ from pyengine.settings import join_address
 from pyengine.storage.config_table import PERM_READ, PERM_WRITE, SubscriptionGroup, TopicConfig
 
 CALL_S = 3.0                    # of a call whose client names no deadline
+REFUSED_S = 0.5                 # for the message of a call that is refused before it is read: it usually comes with the call
 DEADLINE_S = 0.1                # before a client's deadline: the answer must still reach it
 DEADLINE_S_MAX = 60.0           # whatever a client's deadline is
 UNREQUESTED_S = 2               # of a call that waits in gRPC's queue
@@ -185,6 +187,8 @@ class GrpcServer(Server):
     # ---- calls --------------------------------------------------------------------
 
     def _handlers(self) -> dict[str, Any]:
+        """Return the methods' handlers. gRPC begins to serve a call of one message like a stream: at once, so that it counts as its
+        host's, and its message has a deadline."""
         serve: dict[str, Work] = {
             "QueryRoute": self._query_route, "Heartbeat": self._heartbeat, "SendMessage": self._send,
             "QueryAssignment": self._query_assignment, "AckMessage": self._acknowledge,
@@ -193,10 +197,7 @@ class GrpcServer(Server):
         streams: dict[str, Work] = {"ReceiveMessage": self._receive, "Telemetry": self._telemetry}
         handlers = {}
         for name, method in self._v2.methods.items():
-            if method.server_streaming:
-                make = grpc.stream_stream_rpc_method_handler if method.client_streaming else grpc.unary_stream_rpc_method_handler
-            else:
-                make = grpc.unary_unary_rpc_method_handler
+            make = grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
             request, answer = (getattr(self._v2, each.name) for each in (method.input_type, method.output_type))
             work = self._serving((streams if method.server_streaming else serve).get(name, self._not_served), method, request, answer,
                                  may_be_large=name == "SendMessage")
@@ -206,25 +207,42 @@ class GrpcServer(Server):
     def _serving(self, work: Work, method: Any, request_of: Any, answer_of: Any, *, may_be_large: bool
                  ) -> Callable[[Any, Any], Awaitable[Any]]:
         """Return what serves a method's calls by `work`, which returns the answer, or writes those of a stream."""
-        async def serve(sent: Any, context: Any) -> Any:
-            """Serve a call: bytes, or a stream of them. They are parsed here, since tiny parts of a large request take long."""
-            self._background.follow(asyncio.current_task())
-            request = sent if method.client_streaming else request_of()
+        async def read(context: Any, until_s: float) -> tuple[Any, int]:
+            """Return a call's one message, and its size. It is parsed here, since tiny parts of a large one take long."""
             try:
-                if not method.client_streaming:
-                    _check_size(self._v2.bytes_beside_bodies(sent) if may_be_large else len(sent))
-                    request = request_of.FromString(sent)
+                async with asyncio.timeout_at(until_s):
+                    sent = await context.read()
+            except TimeoutError:
+                raise CallRefusedError("REQUEST_TIMEOUT", "the call's message has not come in time") from None
+            if sent is grpc.aio.EOF:
+                raise CallRefusedError("BAD_REQUEST", "the call has no message")
+            _check_size(self._v2.bytes_beside_bodies(sent) if may_be_large else len(sent))
+            try:
+                return request_of.FromString(sent), len(sent)
+            except DecodeError:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"these {len(sent)} bytes are no {method.input_type.name}")
+                raise
+
+        async def serve(requests: Any, context: Any) -> Any:
+            self._background.follow(asyncio.current_task())
+            request = requests
+            try:
                 if (left_s := context.time_remaining()) is not None and left_s <= DEADLINE_S:
                     raise CallRefusedError("TOO_MANY_REQUESTS", "no time is left before the call's deadline")
                 async with self._call(context) as client:
-                    if may_be_large:
-                        self._hold(client, len(sent))
+                    if not method.client_streaming:
+                        request, size_bytes = await read(context, _until_s(context))
+                        if may_be_large:
+                            self._hold(client, size_bytes)
                     await self._clients.turn(client)
                     return await work(client, request, context)
             except CallRefusedError as refused:
                 answer = answer_of(status=self._status(refused.code, str(refused)))
                 if answer_of is self._v2.ChangeInvisibleDurationResponse:  # whose handle Python's client takes from a refusal too
-                    answer.receipt_handle = request.receipt_handle
+                    with contextlib.suppress(CallRefusedError):
+                        if request is requests:
+                            request, _ = await read(context, time.monotonic() + REFUSED_S)
+                        answer.receipt_handle = request.receipt_handle
                 if not method.server_streaming:
                     return answer
                 if not context.done():
@@ -258,7 +276,7 @@ class GrpcServer(Server):
             raise CallRefusedError("TOO_MANY_REQUESTS", str(error)) from None
         except EngineError as error:
             raise CallRefusedError("INTERNAL_SERVER_ERROR", str(error)) from None
-        except CallRefusedError:
+        except (CallRefusedError, grpc.aio.AbortError):
             raise
         except Exception as error:  # noqa: BLE001 - one call's: the others are served
             self._tell_failure(context, error)

@@ -227,8 +227,9 @@ def test_bytes_that_are_no_message_harm_nobody(grpc_store, topic):
 
     caller = grpc_store.caller()
     raw = caller.channel.unary_unary(f"/{V2.service}/SendMessage")
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(grpc.RpcError) as refused:
         raw(b"\xff" * 100, metadata=caller.metadata, timeout=30)
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.RpcError) as refused:
         caller.channel.unary_unary(f"/{V2.service}/Nothing")(b"", metadata=caller.metadata, timeout=30)
     assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
@@ -617,25 +618,73 @@ def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
 
 
-def opening(path: str, request: bytes) -> bytes:
-    """What a client sends that makes one call and never says that it has read."""
-    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", "content-type": "application/grpc", "te": "trailers",
-              "x-mq-client-id": "silent@1"}
-    header = b"".join(b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in fields.items())
-    return (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2(4, 0, 0, b"") + http2(1, 4, 1, header)
-            + http2(0, 1, 1, struct.pack(">BI", 0, len(request)) + request))
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2(4, 0, 0, b"")
+
+
+def headers(method: str, stream: int) -> bytes:
+    """What a client sends to begin a call."""
+    fields = {":method": "POST", ":scheme": "http", ":path": f"/{V2.service}/{method}", ":authority": "x",
+              "content-type": "application/grpc", "te": "trailers", "x-mq-client-id": "silent@1"}
+    return http2(1, 4, stream, b"".join(
+        b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in fields.items()))
+
+
+async def frames(reader: asyncio.StreamReader):
+    """Yield the type, the flags and the payload of each frame."""
+    while True:
+        head = await reader.readexactly(9)
+        yield head[3], head[4], await reader.readexactly(int.from_bytes(head[:3], "big"))
 
 
 async def hold(port: int, method: str, request):
     """Make a call and take no more of its answer than the first window lets through; the connection's writer."""
+    sent = request.SerializeToString()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(opening(f"/{V2.service}/{method}", request.SerializeToString()))
+    writer.write(PREFACE + headers(method, 1) + http2(0, 1, 1, struct.pack(">BI", 0, len(sent)) + sent))
     read = 0
-    while read < 40_000:
-        head = await reader.readexactly(9)
-        payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
-        read += len(payload) if head[3] == 0 else 0
-    return writer
+    async for kind, _, payload in frames(reader):
+        read += len(payload) if kind == 0 else 0
+        if read >= 40_000:
+            return writer
+
+
+def test_calls_whose_message_does_not_come_take_half_of_all_and_end(tmp_path):
+    methods = ["QueryRoute", "ReceiveMessage", "SendMessage", "ChangeInvisibleDuration"] * 2
+
+    async def run() -> None:
+        async with GrpcRig(tmp_path, grpc_calls_max=8) as rig, asyncio.timeout(scaled_timeout_s(30)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port, local_addr=("127.0.0.9", 0))
+            writer.write(PREFACE + b"".join(headers(method, 2 * number + 1) for number, method in enumerate(methods)))
+            received, given = frames(reader), []
+
+            async def until_answered(number: int) -> None:
+                while len(given) < number:
+                    kind, _, payload = await anext(received)
+                    if kind == 0:  # an answer; all have their status at the same place
+                        given.append(V2.QueryRouteResponse.FromString(payload[5:]).status.code)
+
+            await until_answered(4)
+            assert (await rig.call("QueryRoute", topic=V2.Resource(name="T"))).status.code == V2.OK
+            await until_answered(8)
+            assert given == [V2.TOO_MANY_REQUESTS] * 4 + [V2.REQUEST_TIMEOUT] * 4
+            writer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["QueryRoute", "ReceiveMessage"])
+def test_a_call_that_ends_without_a_message_is_answered(tmp_path, method):
+    answer_of = getattr(V2, V2.methods[method].output_type.name)
+
+    async def run() -> None:
+        async with GrpcRig(tmp_path) as rig, asyncio.timeout(scaled_timeout_s(30)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            writer.write(PREFACE + headers(method, 1) + http2(0, 1, 1, b""))
+            payload = await anext(payload async for kind, _, payload in frames(reader) if kind == 0)
+            assert answer_of.FromString(payload[5:]).status.code == V2.BAD_REQUEST
+            writer.close()
+
+    asyncio.run(run())
 
 
 def noting(given_back: asyncio.Queue):
