@@ -55,7 +55,7 @@ from pyengine.services.replication.ha_handshake import Secret, SecretError
 from pyengine.services.replication.ha_join import ask_peers, join
 from pyengine.services.replication.ha_stream import MasterLink
 from pyengine.storage.checkpoint import CUT, Cut, RecoveryPath, create_abort_file, read_checkpoint
-from pyengine.storage.commit_log import CommitLog, Log, list_log, new_segment_folder
+from pyengine.storage.commit_log import CommitLog, Log, list_log, new_segment_folder, note_log_begin
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.durable_writes import create_file, make_folders, make_log_folder
@@ -148,6 +148,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, await_master: Ca
                     break
                 except EngineUnavailableError as problem:  # only of a new slave
                     await_master(problem)
+        note_log_begin(root, max(0, report.min_offset))
         confirm, confirm_notes = settle_confirmed(root, config, report.end_offset, remembered)
         report = replace(report, notes=report.notes + confirm_notes + ask_peers(root, config))
     memory = _open_memory(root, config, engine_id, report, recorded, confirm)

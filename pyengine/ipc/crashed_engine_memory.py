@@ -24,7 +24,7 @@ from pyengine.ipc.store_lock import living_kinds, owning, read_holder
 from pyengine.native import control as native
 from pyengine.native import recorder
 from pyengine.native.failpoints import failpoint
-from pyengine.storage.checkpoint import SharedState
+from pyengine.storage.checkpoint import LOG_BEGIN, SharedState
 from pyengine.storage.config import EngineConfig, record_sizes
 from pyengine.storage.engine_id import EngineId, raise_epoch, read_boot_id, read_engine_id, renew_copied_id
 from pyengine.storage.message_store import MessageStore
@@ -226,6 +226,8 @@ def recover_offline(
             crashed.require_dead(retire=not dry_run, accept_loss=accept_loss)
             report = recover(MessageStore(root, config.geometry), progress=progress, accept_loss=accept_loss,
                              shared=crashed.shared, options=config, dry_run=dry_run)
+            if accept_loss and not dry_run:
+                LOG_BEGIN.remove(root)
             if not dry_run and report.state is RecoveryState.RECOVERED and (crashed.discard() or report.changed):
                 raise_epoch(root)
     return report

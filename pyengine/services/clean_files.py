@@ -42,6 +42,7 @@ from pyengine.native.control import REFUSE_DISK_FULL, REFUSE_UNWRITABLE
 from pyengine.native.failpoints import failpoint
 from pyengine.native.flush import monotonic_ns
 from pyengine.services.service import BlockedReason
+from pyengine.storage.commit_log import note_log_begin
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.durable_writes import free_blocks, unlink_durably
 from pyengine.storage.file_system import DiskUse
@@ -354,6 +355,7 @@ class CleanCommitLogService:
 
     def _delete(self, segment: int) -> Iterator[float]:
         line, end = self._cleaning, segment + self._segment_bytes
+        note_log_begin(self._store.root, end)
         failpoint("segment_released")
         descriptor = unlink_durably(self._store.commit_log_segment(segment))
         failpoint("segment_removed")

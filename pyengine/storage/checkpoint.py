@@ -259,6 +259,9 @@ REBUILD: DurableRecord[RebuildMarker] = DurableRecord(
 CUT: DurableRecord[Cut] = DurableRecord(
     "cut", asdict, lambda fields: Cut(int(fields["at"]), int(fields["end"]), str(fields["reason"]), bool(fields["kept"])), indent=1)
 
+# Of a log in several folders; written before a segment is deleted. One that is damaged counts as none, and the log as whole.
+LOG_BEGIN: DurableRecord[int] = DurableRecord("log-begin", lambda offset: {"begin": offset}, lambda of: int(of["begin"]))
+
 
 def read_marker(root: Root) -> RecoveryMarker | None:
     """Return the marker, None if there is none. A damaged one counts as a marker to read everything again."""

@@ -25,13 +25,14 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, Unpack, cast
 
 from pyengine.arguments import INT64_MAX
-from pyengine.errors import CorruptionError, FormatError, StoreRefusedError
+from pyengine.errors import CorruptionError, DiskError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
 from pyengine.formats.paths import Root, log_folders, recorded_log_folders, segment_name
 from pyengine.formats.record import BEGIN, MAGIC_AT, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
 from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.scan import Checks, ColumnScanner, RawBatch, classify, sync, walk
 from pyengine.storage.checkpoint import (
+    LOG_BEGIN,
     DurableWatermark,
     RecoveryPath,
     StopNotes,
@@ -69,8 +70,8 @@ def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_l
     """Return the log's segments for a process that will change the store, and check that none is missing.
 
     StoreRefusedError as list_log. CorruptionError when a read-only folder, a segment between others, or a folder that may have had
-    older ones does not exist (a disk that is not mounted); and, in a store without pyengine's watermark, when a segment between
-    others is missing, since that loss could not be noticed later. With `accept_loss` missing segments are accepted.
+    older ones does not exist or is empty (a disk that is not mounted); and, in a store without pyengine's watermark, when a segment
+    between others is missing, since that loss could not be noticed later. With `accept_loss` missing segments are accepted.
     """
     segments = list_log(root, size_bytes)
     if accept_loss:
@@ -96,7 +97,7 @@ def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_l
 
 
 def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile], *, is_running: bool = False) -> str:
-    """Return a sentence about a folder of the log that does not exist and may have segments besides these; "" if there is none.
+    """Return a sentence about a folder of the log that does not exist or is empty and may have segments besides these; "" if there is none.
 
     What runs (`is_running`) may not use a writable one yet.
     """
@@ -106,10 +107,28 @@ def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile],
         needed += recorded_log_folders(root).writable
     gone = [folder for folder in folders.all if folder in needed and not folder.is_dir()]
     if not gone:
-        return ""
+        empty = {*folders.all}.difference(segment.path.parent for segment in segments)
+        begin = LOG_BEGIN.read(root).record if empty and segments else None
+        if begin is None or segments[0].start_offset <= begin:
+            return ""
+        return (f"the log began at {begin:,} and now begins at {segments[0].start_offset:,}, and {', '.join(sorted(map(str, empty)))} "
+                "has no segment: mount its disk, or leave it out of the log's folders (store_path_commit_log, "
+                "read_only_commit_log_store_paths) if its messages are to be given up")
     name, new = ("read_only_commit_log_store_paths", "") if gone[0] in folders.read_only else (
         "store_path_commit_log", ", make it if it is new")
     return f"the log's folder {gone[0]} is missing: mount its disk{new}, or leave it out of {name} if its messages are to be given up"
+
+
+def note_log_begin(root: str | os.PathLike[str], offset: int) -> None:
+    """Note durably where a log of several folders begins, for missing_folder(). A log in one folder has no note."""
+    has_several = len(log_folders(root).all) > 1
+    with contextlib.suppress(DiskError):  # a full disk, on which the cleaner must be able to delete: no note is better than an old one
+        if LOG_BEGIN.read(root).record == (offset if has_several else None):
+            return
+        if has_several:
+            LOG_BEGIN.write(root, offset)
+            return
+    LOG_BEGIN.remove(root)
 
 
 def log_exists(root: str | os.PathLike[str]) -> bool:

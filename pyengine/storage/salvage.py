@@ -514,7 +514,7 @@ def _is_there(segments: Sequence[tuple[int, Path]], size_bytes: int, offset: int
 
 # Files of the engine that wrote the old store, or of an unfinished change to it, which are not copied.
 _NOT_COPIED = LEFT_BY_SALVAGE | NOT_KEPT | frozenset({"engine-id", "epoch", "watermark", "recovery", "recovered", "rebuild", "cut",
-                                               "sync-failure", REPLICATION})
+                                               "sync-failure", "log-begin", REPLICATION})
 _NOT_COPIED_SUFFIXES = (".tmp", ".bak", ".damaged")
 
 Queues = Mapping[tuple[str, int], Moves]

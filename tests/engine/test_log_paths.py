@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 
 import pytest
 
 import pyengine
-from fix_cli import run
+from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import MODES
 from fix_golden import usual
 from pyengine.engine_config import Geometry
 from pyengine.errors import CorruptionError, ExitCode
+from pyengine.formats.paths import StorePaths
 from pyengine.storage.commit_log import list_log
 from pyengine.storage.config import config_path
 from pyengine.storage.consumer_offset import ConsumerOffsets
@@ -83,6 +85,74 @@ def test_segments_go_round_and_nothing_is_lost_over_a_kill(spread, tmp_path):
         ran = run(command, root, "--json")
         assert ran.code == 0, ran
     assert run("check", root, "--json").document["findings"] == []
+
+
+def stored(root, **folders) -> list[str]:
+    """Fill a store over several segments and stop it; return their names."""
+    with pyengine.Engine(root, **SMALL, **folders):
+        put_all(root)
+    return [segment.path.name for segment in list_log(root, SEGMENT)]
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("is_archive", [True, pytest.param(False, marks=pytest.mark.ci)])
+def test_an_empty_mount_point_in_the_place_of_the_oldest_segments_stops_whatever_changes_the_store(tmp_path, is_archive):
+    root, disk, away = tmp_path / "store", tmp_path / "disk", tmp_path / "not-mounted"
+    disk.mkdir()
+    names = stored(root, **{} if is_archive else {"store_path_commit_log": f"{disk},commitlog"})
+    for name in names:
+        if not ((folder := disk if name in names[:2] else root / "commitlog") / name).exists():
+            shutil.move(StorePaths(root).commit_log_segment(int(name)), folder)
+    if is_archive:
+        with pyengine.Engine(root, read_only_commit_log_store_paths=str(disk)):
+            assert read_all(root) == list(range(MESSAGES))
+    disk.rename(away)
+    disk.mkdir()
+    before = picture(tmp_path)
+    for command in ("clean", "recover", "rebuild", "start"):
+        ran = run(command, root)
+        assert ran.code == 3 and f"and {disk} has no segment: mount its disk" in ran.stderr, ran
+    checked = run("check", root, "--json")
+    assert checked.code == 3 and "gap" in [one["kind"] for one in checked.document["findings"]]
+    assert changes(before, picture(tmp_path)) == []
+    disk.rmdir()
+    away.rename(disk)
+    with pyengine.Engine(root):
+        assert read_all(root) == list(range(MESSAGES))
+    assert run("check", root, "--json").document["findings"] == []
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("how", usual(["killed", "cleaned", "not noted", "accepted", "left out"], ["killed"], pytest.mark.ci))
+def test_an_archive_whose_segments_are_deleted_or_given_up_stops_no_start(tmp_path, how):
+    root, disk = tmp_path / "store", tmp_path / "disk"
+    disk.mkdir()
+    first = stored(root)[0]
+    shutil.move(root / "commitlog" / first, disk)
+    setting = {"read_only_commit_log_store_paths": str(disk)}
+    with pyengine.Engine(root, **setting):
+        pass
+    if how in ("cleaned", "not noted"):
+        if how == "not noted":
+            (root / "config" / "log-begin.tmp").mkdir()  # a write of the file fails, as on a full disk
+        assert run("clean", root, "--older-than", "0").code == 0
+    elif how == "killed":
+        killed = subprocess.run(command_line("clean", root, "--older-than", "0"), timeout=scaled_timeout_s(60),
+                                env=environment(PYENGINE_FAILPOINT="segment_removed:1:kill"), check=False)
+        assert killed.returncode == -signal.SIGKILL
+    else:
+        (disk / first).unlink()
+        assert run("start", root).code == 3
+        if how == "accepted":
+            assert run("recover", root, "--accept-loss").code == 0
+        else:
+            setting = {"read_only_commit_log_store_paths": ""}
+    assert not list(disk.iterdir())
+    for _ in range(2):
+        with pyengine.Engine(root, **setting) as engine:
+            assert engine.state == "running"
+    with pyengine.Engine(root, read_only_commit_log_store_paths=str(disk)) as engine:
+        assert engine.state == "running"
 
 
 @pytest.mark.timeout(240)
