@@ -23,13 +23,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.record import encode_host
 from pyengine.gateway import codes
-from pyengine.gateway.tls import HandshakeHandler, TlsHandler
+from pyengine.gateway.tls import HandshakeHandler, HasHost, HostSet, TlsHandler
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
 from pyengine.settings import join_address
 
@@ -151,6 +151,7 @@ class Connections:
         self._tls = tls
         self.report = report
         self.open: set[Connection] = set()
+        self.clients: HostSet[Connection] = HostSet()  # of these, those that are not local
         self.held_bytes = 0
         self.left_bytes: Counter[str] = Counter()  # of these, of requests whose connections are lost, by host
         self._turns: Turns[Connection, None] = Turns()  # connections with more frames, which are not read from meanwhile
@@ -189,14 +190,13 @@ class Connections:
 
     def refusal(self, host: str) -> str:
         """Return why one more connection from that host is refused, "" if it is not."""
-        limits, taken = self.limits, [each.host for each in self.open if not each.is_local]
+        limits = self.limits
+        taken: list[HostSet[Any]] = [self.clients] if self._tls is None else [self.clients, self._tls.undecided]
         if (left := self.left_bytes[host]) > limits.memory_bytes_max // 2 or self.left_bytes.total() > limits.memory_bytes_max:
             return f"{left} bytes of lost connections from there still wait in the gateway (gateway_memory_max_bytes)"
-        if self._tls is not None:
-            taken += [each.host for each in self._tls.undecided]
-        if len(taken) >= limits.connections_max:
+        if sum(map(len, taken)) >= limits.connections_max:
             return f"{limits.connections_max} connections are open already (gateway_connections_max)"
-        if taken.count(host) >= limits.address_connections_max:
+        if sum(each.of_host[host] for each in taken) >= limits.address_connections_max:
             return f"{limits.address_connections_max} connections from there are open already (gateway_address_connections_max)"
         return ""
 
@@ -316,9 +316,11 @@ class Connection(asyncio.Protocol):
         with contextlib.suppress(UsageError):  # a link-local address has no form in a message
             self.be_from(str(host), join_address(str(host), port))
         self.is_closed = False
-        if not self.is_local and (why := self._owner.refusal(self.host)):
-            self.fail(why)
-            return
+        if not self.is_local:
+            if why := self._owner.refusal(self.host):
+                self.fail(why)
+                return
+            self._owner.clients.add(self)
         self._owner.open.add(self)
 
     def be_from(self, host: str, address: str) -> None:
@@ -330,6 +332,7 @@ class Connection(asyncio.Protocol):
         self.is_closed = self._has_left = True
         self._may_write.set()
         self._owner.open.discard(self)
+        self._owner.clients.discard(self)
         self._buffer.clear()
         for task, request in self._tasks.items():
             if not request.frame.is_one_way:
@@ -626,10 +629,6 @@ def introduce(request: Request) -> Answer:
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-
-
-class HasHost(Protocol):
-    host: str
 
 
 REQUESTER: ContextVar[HasHost | None] = ContextVar("REQUESTER", default=None)  # whose request is handled: a connection's, or a client's

@@ -9,9 +9,10 @@ import asyncio
 import os
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Protocol, TypeVar, cast
 
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import EngineError, os_error_sentence
@@ -27,6 +28,31 @@ class CertificateError(EngineError):
     """The certificate or its key cannot be used; the text says why, and what to do."""
 
 
+class HasHost(Protocol):
+    host: str
+
+
+Hosted = TypeVar("Hosted", bound=HasHost)
+
+
+class HostSet(dict[Hosted, str]):
+    """A set of connections, with the host of each, that counts them by host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_host: Counter[str] = Counter()
+
+    def add(self, each: Hosted) -> None:
+        self[each] = each.host
+        self.of_host[each.host] += 1
+
+    def discard(self, each: Hosted) -> None:
+        if (host := self.pop(each, None)) is not None:
+            self.of_host[host] -= 1
+            if not self.of_host[host]:
+                del self.of_host[host]
+
+
 class TlsHandler:
     """Makes each connection a TLS or a plain one by its first byte, like RocketMQ's HandshakeHandler; call reload() first."""
 
@@ -39,7 +65,7 @@ class TlsHandler:
         self._client_ca = Path(root) / config.gateway_tls_client_ca_file if config.gateway_tls_client_ca_file else None
         self.context: ssl.SSLContext
         self._stamps: list[tuple[int, ...]] = []
-        self.undecided: set[HandshakeHandler] = set()
+        self.undecided: HostSet[HandshakeHandler] = HostSet()
         self.tasks = Tasks()
 
     def reload(self) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -212,6 +213,24 @@ def test_one_address_may_not_take_all_connections():
         assert (await (await rig.connect()).ask(ECHO)).code == 0
 
     run({"connections_max": 4, "address_connections_max": 2}, steps)
+
+
+def test_one_more_connection_is_checked_without_a_look_at_the_open_ones():
+    """A check that looks at each takes as long as they are many, and a client may connect as often as it likes."""
+    seen = []
+
+    class Seen(Connection):
+        host = property(lambda self: seen.append(self) or self._seen_host, lambda self, host: setattr(self, "_seen_host", host))
+
+    connections = Connections(Limits(connections_max=41, address_connections_max=21), lambda host, text: None)
+    opened = [Seen(connections, {}) for _ in range(40)]
+    for number, each in enumerate(opened):
+        each.connection_made(SimpleNamespace(get_extra_info=lambda name, number=number: (f"10.0.0.{number % 2}", 1)))
+    seen.clear()
+    assert connections.refusal("10.0.0.1") == "" and not seen
+    for each in opened:
+        each.connection_lost(None)
+    assert not connections.open and not connections.clients and not connections.clients.of_host
 
 
 def test_the_gateway_reads_nothing_from_a_client_that_reads_no_answers():
