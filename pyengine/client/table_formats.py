@@ -16,6 +16,7 @@ manifests and forgets old snapshots.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import io
 import json
 import math
@@ -24,6 +25,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -113,12 +115,8 @@ def _by_topic(batches: list[pa.RecordBatch]) -> Iterator[tuple[str, pa.Table]]:
 JSON_TYPES = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "double": pa.float64(), "boolean": pa.bool_(),
               "timestamp": pa.timestamp("us", tz="UTC"), "date": pa.date32(), "json": pa.string()}
 EXTRA, REASON = "_extra", "reason"
-CONTENT_BYTES_MAX = 80 << 20  # of the decompressed bodies of a piece, unless it is one record; of plain ones a piece has less
+CONTENT_BYTES_MAX = 80 << 20  # of the decompressed bodies of a piece, unless it is one record
 BAD = "/bad"  # after a topic, which has no `/`: the table of its bad rows
-
-
-class LargePieceError(Exception):
-    """The bodies of a piece of the log have more than CONTENT_BYTES_MAX."""
 
 
 class JsonColumns:
@@ -136,9 +134,7 @@ class JsonColumns:
         self._bad_schema = pa.schema([*stored, pa.field(REASON, pa.string()), SCHEMA.field(DATE)])
 
     def divided(self, rows_of_topics: Iterable[tuple[str, pa.Table]]) -> list[tuple[str, pa.Table]]:
-        """Return (topic, its good rows), then (the topic with BAD, its bad rows), unless there are none, of each topic of a piece;
-        LargePieceError."""
-        self._content_bytes = 0
+        """Return (topic, its good rows), then (the topic with BAD, its bad rows), unless there are none, of each topic of a piece."""
         return [divided for topic, rows in rows_of_topics for divided in self._divided(topic, rows)]
 
     def _divided(self, topic: str, rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
@@ -146,11 +142,7 @@ class JsonColumns:
         reasons: list[str | None] = []
         for body, flag in zip(rows["body"].to_pylist(), rows["sysFlag"].to_pylist()):
             try:
-                text = content_of(body, flag)
-                if self._content_bytes and self._content_bytes + len(text) > CONTENT_BYTES_MAX:
-                    raise LargePieceError
-                self._content_bytes += len(text)
-                found = self._values(text)
+                found = self._values(content_of(body, flag))
             except (ValueError, RecursionError, FormatError) as error:
                 reasons.append(str(error))
                 continue
@@ -213,9 +205,22 @@ def _json_value(name: str, kind: str, value: Any) -> Any:
     raise ValueError(f"{name} is {json.dumps(value)[:100]}, not a {kind}" + (" with a time zone" if kind == "timestamp" else ""))
 
 
-def rows_from(rows: pa.Table, offset: int) -> pa.Table:
-    """Return the rows that begin at this offset of the log or later."""
-    return rows.filter(pc.greater_equal(rows["physicalOffset"], offset))
+def content_end(rows_of_topics: Iterable[tuple[str, pa.Table]], end: int) -> int:
+    """Return where a piece up to `end` has to end so that its bodies, decompressed, have CONTENT_BYTES_MAX at most, or are one."""
+    content_bytes = 0
+    bodies = (zip(*(rows[name].to_pylist() for name in ("physicalOffset", "body", "sysFlag"))) for _, rows in rows_of_topics)
+    for offset, body, flag in heapq.merge(*bodies):
+        with suppress(FormatError):  # a bad row
+            content_bytes += (size := len(content_of(body, flag)))
+            if content_bytes > max(size, CONTENT_BYTES_MAX):
+                return int(offset)
+    return end
+
+
+def rows_between(rows: pa.Table, start: int, end: int) -> pa.Table:
+    """Return the rows that begin in [start, end) of the log."""
+    offsets = rows["physicalOffset"]
+    return rows.filter(pc.and_(pc.greater_equal(offsets, start), pc.less(offsets, end)))
 
 
 def table_name(topic: str) -> str:

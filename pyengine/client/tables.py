@@ -306,7 +306,7 @@ class _Filling:
         self._dest = dest
         self._hold = hold
         self._pattern = pattern
-        self._piece_bytes = self._piece_bytes_max = piece_bytes
+        self._piece_bytes = piece_bytes
         self._segment_bytes = store.geometry.mapped_file_size_commit_log_bytes
         self._rows = TopicRows()
         self._json = None if json_columns is None else JsonColumns(json_columns)
@@ -387,7 +387,7 @@ class _Filling:
 
     def _read(self, at: int, end: int) -> tuple[int, list[tuple[str, Any]]]:
         """Read a piece of the log from `at` on: return the offset of the next record, and the rows of each wanted topic's tables."""
-        from pyengine.client.table_formats import LargePieceError
+        from pyengine.client.table_formats import content_end, rows_between
 
         base = segment_start(at, self._segment_bytes)
         view = self._store.commit_log.view(base)
@@ -406,23 +406,18 @@ class _Filling:
         wanted = [(topic, its) for topic, its in rows
                   if (not is_internal(topic) if self._pattern is None else self._pattern.fullmatch(topic))]
         if self._json is not None:
-            try:
-                wanted = self._json.divided(wanted)
-            except LargePieceError:
-                self._piece_bytes = (stop - at) // 2  # of the pieces that follow too, which are likely to be alike
-                del rows, wanted
-                return self._read(at, end)
-            self._piece_bytes = min(self._piece_bytes_max, self._piece_bytes * 5 // 4)
+            boundary = content_end(wanted, boundary)
+            wanted = self._json.divided((topic, rows_between(its, at, boundary)) for topic, its in wanted)
         return boundary, wanted
 
     def _add(self, topic: str, rows: Any, start: int, end: int) -> bool:
         """Commit a topic's rows of the log's bytes [start, end) that its table lacks; False if that failed, with the reason noted."""
-        from pyengine.client.table_formats import rows_from
+        from pyengine.client.table_formats import rows_between
 
         try:
             begin = max(start, self._sink.offset(topic))  # a run that was killed may have added a part of the piece to this table
             if begin > start:
-                rows = rows_from(rows, begin)
+                rows = rows_between(rows, begin, end)
             if rows.num_rows:
                 self._sink.append(topic, rows, begin, end)
                 self.commits += 1
