@@ -213,6 +213,17 @@ class GrpcClient:
                 "consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "unitMode": False, "subscriptionDataSet": rows,
             } for name in sorted(self.groups)]})
 
+    @property
+    def has_nothing(self) -> bool:
+        """Whether it loses nothing if it is left out now, and calls again later."""
+        return not (self.calls or self.streams or self.groups or self.producer_groups)
+
+    def end(self) -> None:
+        """End its connection for good."""
+        self.has_left.set()
+        if self._link is not None:
+            self._link.close()
+
     async def leave(self) -> None:
         """Give back at once what this client holds, and end its connection."""
         self.has_left.set()
@@ -250,11 +261,16 @@ class GrpcClients:
         key = client_id, host, access_key, is_secure
         found = self._clients.get(key)
         if found is None:
-            if len(self._clients) >= self._limits.connections_max:
-                raise TooManyClientsError(f"{self._limits.connections_max} clients are served already (gateway_connections_max)")
-            if sum(each.host == host for each in self._clients.values()) >= self._limits.address_connections_max:
-                raise TooManyClientsError(f"{self._limits.address_connections_max} clients from there are served already "
-                                          "(gateway_address_connections_max)")
+            limits, of_host = self._limits, {key: each for key, each in self._clients.items() if each.host == host}
+            is_full = len(self._clients) >= limits.connections_max
+            if is_full or len(of_host) >= limits.address_connections_max:
+                # Of other connections, most of which have ended: one that names ever new clients is refused.
+                idle = [key for key, each in of_host.items() if each.has_nothing and each.address != address]
+                if not idle:
+                    raise TooManyClientsError(
+                        f"{limits.connections_max} clients are served already (gateway_connections_max)" if is_full else
+                        f"{limits.address_connections_max} clients from there are served already (gateway_address_connections_max)")
+                self._clients.pop(min(idle, key=lambda key: of_host[key].seen_s)).end()
             found = self._clients[key] = GrpcClient(self._folder, self._links, client_id, address, access_key=access_key, language=language,
                                                     is_secure=is_secure)
         found.address, found.seen_s = address, time.monotonic()
@@ -370,9 +386,7 @@ class GrpcClients:
     async def close(self) -> None:
         """End all connections; what clients hold stays theirs for its time, since they go on with the next worker."""
         for client in (*self._clients.values(), self.own):
-            client.has_left.set()
-            if client._link is not None:
-                client._link.close()
+            client.end()
         self._clients.clear()
 
 

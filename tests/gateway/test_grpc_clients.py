@@ -15,7 +15,7 @@ from fix_grpc import FakeGateway
 from grpc_caller import V2
 from pyengine.gateway import codes
 from pyengine.gateway.connections import Answer, Limits
-from pyengine.gateway.grpc_clients import GatewayLostError, GrpcClient, GrpcClients
+from pyengine.gateway.grpc_clients import GatewayLostError, GrpcClient, GrpcClients, TooManyClientsError
 from waiting import scaled_timeout_s
 
 
@@ -83,6 +83,44 @@ def test_a_client_leaves_when_it_is_silent_for_longer_than_from_one_heartbeat_to
             await clients.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("limits", [{"address_connections_max": 2}, {"connections_max": 2}])
+def test_a_new_client_replaces_one_of_its_host_that_has_nothing(tmp_path, limits):
+    """Otherwise a host whose programs each take a new id would be refused for the 120 s until a client is left out."""
+    clients = GrpcClients(tmp_path, Limits(**limits), 4096)
+
+    def find(client_id: str, host: str = "10.0.0.7") -> GrpcClient:
+        return clients.find(client_id, f"ipv4:{host}:{client_id}", "", "", is_secure=False)
+
+    async def run() -> None:
+        async with FakeGateway(tmp_path) as gateway:
+            first, second = find("1"), find("2")
+            await asyncio.gather(*(each.ask(codes.HEART_BEAT, {}, until_s=later()) for each in (first, second)))
+            assert find("1") is first  # its newest call
+            third = find("3")
+            assert second.has_left.is_set() and not first.has_left.is_set()
+            with pytest.raises(GatewayLostError):
+                await second.ask(codes.HEART_BEAT, {}, until_s=later())
+            while len(gateway.connections.open) > 1:
+                await asyncio.sleep(0)
+            first.add(first.producer_groups, ["T"])
+            for keep in ("calls", "streams"):
+                setattr(third, keep, 1)
+                with pytest.raises(TooManyClientsError):
+                    find("4")
+                setattr(third, keep, 0)
+            third.add(third.groups, ["g"])
+            with pytest.raises(TooManyClientsError):
+                find("4")
+            third.groups.clear()
+            if "connections_max" in limits:
+                with pytest.raises(TooManyClientsError):
+                    find("4", "10.0.0.8")
+            assert find("4").client_id == "4" and third.has_left.is_set() and find("1") is first
+            await clients.close()
+
+    asyncio.run(asyncio.wait_for(run(), scaled_timeout_s(30)))
 
 
 def test_of_connections_beyond_a_share_the_one_that_has_just_come_is_kept(tmp_path):
