@@ -9,6 +9,7 @@ those messages are delivered again. The supervisor stops it first.
 from __future__ import annotations
 
 import asyncio
+from asyncio.sslproto import SSLProtocol
 
 from pyengine.client.producer import connect_with
 from pyengine.engine import worker
@@ -20,11 +21,13 @@ from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.native import control as native
 
 SESSION_WAIT_S = 2.0
+TLS_READ_BYTES = 16 << 10  # as long as a record of TLS; asyncio's own is 256 KiB
 OWN_DESCRIPTORS = 512  # for the store's files and memory, in addition to one for each connection and each topic of a group that pops
 
 
 def serve(attached: worker.Worker) -> None:
     each = 1 if attached.config.gateway_tls_mode == "disabled" else 2  # TLS needs a second descriptor to look at the first byte
+    SSLProtocol.max_size = TLS_READ_BYTES  # each connection has a buffer of it; this process is no other program's
     each += attached.config.grpc_enable  # the gRPC worker has a connection for each of its clients, which are as many at most
     attached.limit_connections(each, SHARES_MAX + OWN_DESCRIPTORS)
     with LiveStoreReader(attached.root, attached.config) as reader:

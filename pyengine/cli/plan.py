@@ -35,6 +35,7 @@ RECOVERY_START_S = 0.5             # processes and locks, before and after the r
 OBJECTS_BYTES = 2 << 20            # control block, statistics, recorder and the other objects in shared memory
 QUEUE_SLOT_BYTES = 512             # of a queue in shared memory; the table doubles when it is full
 PROCESS_BYTES = 16 << 20           # of a worker's own memory, without what it maps
+TLS_CONNECTION_BYTES = 64 << 10    # of the gateway's memory for an idle client with TLS
 PROCESSES = 9                      # supervisor, fork server and the workers of an engine without pool, slaves, gateway and gRPC
 DESCRIPTORS = 48                   # of the process that holds most; a producer, a pool buffer and an open queue take one each
 MEASURED_BYTES = 32 << 20          # of log, to see how fast it is read
@@ -94,6 +95,8 @@ def make_plan(load: Load, config: EngineConfig, read_bytes_per_s: float) -> dict
     reread = min(log, max(segment + math.ceil(load.bytes_per_s * CHECKPOINT_S), read_by_start))
     pool_buffers = config.transient_store_pool_size if config.pool_enabled else 0
     connections, connections_bytes = (config.gateway_connections_max, config.gateway_memory_max_bytes) if config.gateway_enable else (0, 0)
+    if config.gateway_tls_mode != "disabled":
+        connections_bytes += connections * TLS_CONNECTION_BYTES
     processes = PROCESSES + config.pool_enabled + config.replicates + config.gateway_enable + config.grpc_enable
     return {
         "record_bytes": load.record_bytes,

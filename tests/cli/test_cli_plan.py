@@ -132,6 +132,13 @@ def test_a_master_and_a_gateway_are_in_the_plan():
     assert gateway["descriptors"] - alone["descriptors"] == 100 - 2
 
 
+def test_buffers_of_tls_are_in_the_plan():
+    load, settings = Load(rate=1, body_bytes=300), {"gateway_enable": True, "gateway_connections_max": 4096}
+    plain, with_tls = (make_plan(load, EngineConfig(**settings, **more), READ) for more in (
+        {}, {"gateway_tls_mode": "permissive", "gateway_tls_cert_file": "c", "gateway_tls_key_file": "k"}))
+    assert with_tls["process_bytes"] - plain["process_bytes"] == 4096 * plan_module.TLS_CONNECTION_BYTES
+
+
 @pytest.mark.parametrize("rate", usual([100_000, 10], [100_000], pytest.mark.ci), ids=["more-than-a-segment-in-5-s", "a-slow-one"])
 def test_a_recovery_reads_no_more_than_planned(make_engine, rate):
     engine = make_engine("async", **SETTINGS)

@@ -7,10 +7,12 @@ import contextlib
 import ssl
 import struct
 
+import psutil
 import pytest
 import trustme
 
 from fix_gateway import Client, TlsClient, put_certificate, send_fields, start_served, trusting
+from pyengine.cli.plan import TLS_CONNECTION_BYTES
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError, EngineError
 from pyengine.gateway import codes
@@ -53,6 +55,23 @@ def test_plain_connections_and_clients_without_a_certificate_can_be_refused(enfo
         assert client.ask(codes.SEND_MESSAGE_V2, send_fields("t"), b"hello").code == codes.SUCCESS
     log = served.engine.log()
     assert "it does not begin with TLS" in log and "TLS handshake failed" in log and "client failed" not in log
+
+
+def test_a_connection_takes_no_more_memory_than_is_planned_for(enforcing):
+    served, authority = enforcing
+    context = trusting(authority)
+    authority.issue_cert("client").configure_cert(context)
+    gateway = psutil.Process(served.engine.pid("gateway"))
+    with contextlib.ExitStack() as clients:
+        def connect(number):
+            for _ in range(number):
+                client = clients.enter_context(TlsClient(served.ports[1], context))
+                client.ask(codes.GET_ALL_TOPIC_CONFIG)
+
+        connect(10)
+        before = gateway.memory_full_info().uss
+        connect(200)
+        assert gateway.memory_full_info().uss - before <= 200 * TLS_CONNECTION_BYTES
 
 
 def test_a_gateway_without_a_usable_certificate_does_not_start(tmp_path, make_engine):
