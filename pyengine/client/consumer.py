@@ -319,6 +319,9 @@ class Consumer:
         # outer: the consumer that this one belongs to, whose reader, threads and calls it uses.
         path = arguments.local_path(path).absolute()
         self._is_outer = outer is None
+        if (module := threading.get_ident.__module__) != "_thread":  # its thread would wait in C, and let no greenlet run
+            raise UsageError(f"threads are greenlets in this process ({module}), and a consumer needs one for its heartbeats: patch with "
+                             "monkey.patch_all(thread=False), or consume in another process")
         if group is not None and self._is_outer:
             check_group(group)
         self.group = group

@@ -116,6 +116,17 @@ def test_a_relative_path_means_the_same_store_after_a_change_of_directory(builde
     assert stored(builder) == {0: 3}
 
 
+@pytest.mark.parametrize("group", ["billing", None])
+def test_where_threads_are_greenlets_a_consumer_is_refused(builder, consume, monkeypatch, group):
+    """With gevent's patch_all() consume() never returned."""
+    sent = fill(builder, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "get_ident", lambda: 1)
+        with pytest.raises(UsageError, match=r"greenlets .* patch with monkey.patch_all\(thread=False\), or consume in another process$"):
+            consume(group=group)
+    assert bodies(consume(group=group).pull(3, timeout_s=5)) == sent
+
+
 def test_a_loop_gives_messages_one_by_one_and_ends_when_closed(builder, consume):
     expected = fill(builder, 50)
     consumer = consume()
