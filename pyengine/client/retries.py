@@ -16,9 +16,10 @@ import logging
 import os
 import random
 import re
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Unpack
@@ -30,12 +31,15 @@ from pyengine.engine_config import EngineSettings
 from pyengine.errors import UsageError
 from pyengine.formats import constants
 from pyengine.formats.delayed_message import timed_properties
+from pyengine.formats.paths import Root, StorePaths
 from pyengine.formats.record import Message
 from pyengine.ipc.live_reader import LiveStoreReader, open_store
 from pyengine.results import PutError, PutResult
 from pyengine.storage.config import check_keywords, load_config
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.durable_file import opened_to_lock, wait_until_held
+from pyengine.storage.ofd_lock import try_lock
 
 MAX_RECONSUME_TIMES = 16  # SubscriptionGroupConfig.retryMaxTimes
 FIRST_DELAY_LEVEL = 3
@@ -46,6 +50,7 @@ LOST_NAMES_MAX, LOST_CHARS_MAX = 5, 60  # of the properties that a note names
 REASON_CHARS_MAX = 1000
 _NO_REASON = re.compile("[\x00-\x02\ud800-\udfff]")  # what the text of properties cannot have
 REQUEUE_MESSAGES = 32     # dead letters that are put back between two notes
+REQUEUE_LOCK = "requeue.lock"  # whose bytes stand for groups
 _KEPT = frozenset((constants.PROPERTY_RETRY_TOPIC, constants.PROPERTY_ORIGIN_MESSAGE_ID))  # by them a dead letter goes back, and is found
 _LOG = logging.getLogger("pyengine.client.retries")
 
@@ -232,15 +237,16 @@ class DeadLetters:
             return list(_read(reader, group, queue.first if offset is None else offset, queue.end, max_messages))
 
     def requeue(self, group: str, offsets: Iterable[int] | None = None) -> int:
-        """Put dead letters back for this group, all that wait or those at `offsets`; return their number.
+        """Put this group's dead letters back, all that wait or those at `offsets`; return their number.
 
         A kill may put up to 32 back twice. PutError for one that can never be stored, after the others; UsageError for an offset
-        without a message; EngineUnavailableError.
+        without a message; EngineUnavailableError, StoreBusyError.
         """
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)
         refused: list[PutError] = []
         count = 0
-        with self._open() as reader, closing(Retries(self._root, group, **self._settings)) as retries:
+        with (self._open() as reader, closing(Retries(self._root, group, **self._settings)) as retries,
+              _alone(reader.root, group) if offsets is None else nullcontext(-1) as lock):
             queue = self._queue(reader, group)
             stored = done = queue.next
             messages = _read(reader, group, done, queue.end, queue.waiting) if offsets is None else self._read_at(reader, queue, offsets)
@@ -261,6 +267,8 @@ class DeadLetters:
                     if done >= stored + REQUEUE_MESSAGES:
                         ConsumerOffsets(reader.root).commit(dlq_topic(group), group, {0: done})
                         stored = done
+                        with suppress(OSError):  # a full disk
+                            os.utime(lock)  # another call that waits sees the progress
                 done = queue.end if offsets is None else done
             finally:  # after an error those before it are not put back again
                 if done > stored:
@@ -300,6 +308,15 @@ def check_group(group: str) -> str:
         raise UsageError(f"the group {group!r} has {size_bytes} bytes in UTF-8; give it 1 to {GROUP_BYTES_MAX}, so that the topic of its "
                          f"retries, {constants.RETRY_PREFIX}GROUP, has at most {constants.TOPIC_BYTES_MAX}")
     return group
+
+
+@contextmanager
+def _alone(root: Root, group: str) -> Iterator[int]:
+    """Let one call at a time put back all that wait in a group; yield the lock file. StoreBusyError without progress of another call."""
+    path = StorePaths(root).config / REQUEUE_LOCK
+    with opened_to_lock(path) as lock:
+        wait_until_held(lambda: try_lock(lock, zlib.crc32(group.encode(errors="surrogatepass")), path), path, dlq_topic(group), path)
+        yield lock
 
 
 def _read(reader: LiveStoreReader, group: str, offset: int, end: int, count: int) -> Iterator[Message]:

@@ -9,7 +9,9 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,11 +22,12 @@ from fix_engine import SMALL, wait_noted
 from fix_store_builder import START_MS
 from pyengine.client import retries as retries_module
 from pyengine.client.outgoing import delayed
-from pyengine.client.retries import RetriedMessage, Retries, dlq_topic, fitting, retry_topic, sent_back
-from pyengine.errors import EngineError, EngineUnavailableError, UsageError
+from pyengine.client.retries import REQUEUE_MESSAGES, RetriedMessage, Retries, dlq_topic, fitting, retry_topic, sent_back
+from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError
 from pyengine.formats.constants import PROPERTIES_BYTES_MAX
 from pyengine.formats.record import Message, decode_properties
 from pyengine.results import PutError, PutRefusedError, PutStatus
+from pyengine.storage import durable_file
 from pyengine.storage.config_table import TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.engine_id import raise_epoch
@@ -614,6 +617,35 @@ def test_letters_that_were_put_back_before_an_error_are_not_put_back_again(engin
             letters.requeue(names[1])
     assert queue_of(letters, names[1]).waiting == 1 and letters.requeue(names[1]) == 1
     assert [one.body for one in pull(consume(), 3)] == [b"a", b"b", b"c"]
+
+
+def test_letters_are_put_back_once_by_calls_at_once(engine, names, consume):
+    bodies = [b"%d" % number for number in range(REQUEUE_MESSAGES)]
+    letters = dead(engine, names, consume, *bodies)
+    both = threading.Barrier(2)
+
+    def requeue(_) -> int:
+        both.wait()
+        return pyengine.DeadLetters(engine.path).requeue(names[1])
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(requeue, range(2))) == [0, len(bodies)]
+    assert [one.body for one in pull(consume(), len(bodies))] == bodies and queue_of(letters, names[1]).waiting == 0
+
+
+def test_a_call_beside_one_that_puts_letters_back_is_told_so(engine, names, consume, monkeypatch):
+    letters = dead(engine, names, consume, b"a", b"b")
+    put_raw = pyengine.Producer.put_raw
+
+    def beside_another(self, raw, timeout_s=None):
+        monkeypatch.setattr(pyengine.Producer, "put_raw", put_raw)
+        with pytest.raises(StoreBusyError, match=f"%DLQ%{names[1]} is not changed: another process has held .*requeue.lock for 0 s"):
+            letters.requeue(names[1])
+        return put_raw(self, raw, timeout_s=timeout_s)
+
+    monkeypatch.setattr(durable_file, "LOCK_WAIT_S", 0)
+    monkeypatch.setattr(pyengine.Producer, "put_raw", beside_another)
+    assert letters.requeue(names[1]) == 2
 
 
 def test_a_message_with_a_host_that_no_put_can_have_is_given_back(engine, names):
