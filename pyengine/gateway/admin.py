@@ -73,6 +73,7 @@ CLEAN_S = 10.0              # longest wait of a thread of the executor
 COUNT_S = 10.0              # between two samples of the counters, as in RocketMQ
 COUNTS_KEPT_S = 1.0         # greatest age of the engine's counters
 COUNTED_MAX = 10_000        # groups of a topic whose messages are counted
+FORGOTTEN_MAX = 1000        # of these at once: each is in about 40 samples
 TOPIC_PUTS, GROUP_GETS, ALL_GETS = "TOPIC_PUT_NUMS", "GROUP_GET_NUMS", ""
 MESSAGE_TYPE, MESSAGE_TYPES = "message.type", ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")  # an attribute of a topic
 Counter = tuple[str, str]   # RocketMQ's name of a statistic, and its key
@@ -115,6 +116,16 @@ class Counts:
                 samples.append((now_s, now))
             while len(samples) > 1 and now_s - samples[1][0] >= length_s:
                 samples.popleft()
+        if len(self._gets) >= COUNTED_MAX:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget the groups to which nothing was delivered in the last day: each has the same number in all samples."""
+        _, before = self._windows[-1][2][0]
+        idle = [key for key, number in self._gets.items() if number == before.get(key) and key != (ALL_GETS, ALL_GETS)]
+        for counts in (self._gets, *(each for _, _, samples in self._windows for _, each in samples)):
+            for key in idle[:FORGOTTEN_MAX]:
+                counts.pop(key, None)
 
     def _read_counts(self) -> dict[Counter, int]:
         now_s = self._clock_s()

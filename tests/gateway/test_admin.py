@@ -336,6 +336,29 @@ def test_no_more_groups_are_counted_than_there_is_room_for(monkeypatch):
     assert counts.total_gets == 9 and [number for number in range(9) if counts.windows("GROUP_GET_NUMS", f"T@g{number}")] == [0, 1]
 
 
+def test_groups_that_got_nothing_for_a_day_make_room_for_others(monkeypatch):
+    monkeypatch.setattr(admin_module, "COUNTED_MAX", 4)
+    now_s = 1000.0
+    counts = Counts(dict, clock_s=lambda: now_s)
+
+    def day_sums():
+        return [found and found[2][0] for found in (counts.windows("GROUP_GET_NUMS", f"T@{name}") for name in ("busy", "idle", "new"))]
+
+    for name in ("busy", "idle", "old"):
+        counts.count_gets("T", name, 5)
+    for _ in range(24):
+        now_s += 3600
+        counts.sample()
+        counts.count_gets("T", "busy", 1)
+    counts.count_gets("T", "new", 1)
+    assert day_sums() == [29, 5, None], "it is full, and all got some in that day"
+    now_s += 3600
+    counts.sample()
+    for name in ("idle", "new", "idle"):
+        counts.count_gets("T", name, 7)
+    assert day_sums() == [24, 14, 7] and counts.total_gets == 61
+
+
 def test_each_admin_request_for_the_progress_of_a_group_returns_it(served, topic):
     client = served.broker()
     heartbeat(client, "me", "spanned", subscription(topic))
