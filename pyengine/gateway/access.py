@@ -97,7 +97,9 @@ class AccessList:
                 self._fault = AccessError(f"the access list in {self._path} is not used: {error}")
                 raise self._fault from None
             rules = self._rules
-            return f"the access list in {self._path} counts: {len(rules.accounts)} accounts, {len(rules.white)} addresses that need none"
+            ignored = f"; unknown keys are ignored: {', '.join(rules.unknown)[:200]}" if rules.unknown else ""
+            return (f"the access list in {self._path} counts: {len(rules.accounts)} accounts, {len(rules.white)} addresses that need none"
+                    f"{ignored}")
 
     def guard(self, handler: Handler, report: Callable[[str, str], None]) -> Handler:
         """Return a handler that checks each request, and calls the given one for those that are allowed."""

@@ -18,6 +18,7 @@ KEY_CHARS_MIN = 7           # of access keys and secrets, as in RocketMQ
 PUB, SUB = 1, 2
 _WHITE_ADDRESS = re.compile(r"(?:[^,{]|\{[^}]*\}?)+")  # the comma in `10.0.0.{1,2}` separates no addresses
 NOTHING = "null"            # for an absent field, in RocketMQ's sentences
+_RULES = "accounts", "globalWhiteRemoteAddresses"  # beside which RocketMQ's files have a version
 _RIGHTS = {"PUB": PUB, "SUB": SUB, "PUB|SUB": PUB | SUB, "SUB|PUB": PUB | SUB, "DENY": 0}
 
 
@@ -127,6 +128,7 @@ class Rules:
     accounts: Mapping[str, Account] = field(default_factory=dict)
     white: tuple[Addresses, ...] = ()
     version: Mapping[str, int] = field(default_factory=lambda: {"counter": 0, "timestamp": 0})
+    unknown: tuple[str, ...] = ()  # keys
 
 
 def _document(content: bytes) -> dict[str, Any]:
@@ -142,13 +144,14 @@ def _document(content: bytes) -> dict[str, Any]:
         raise AccessError("it is not YAML" + (f" from line {mark.line + 1}, column {mark.column + 1} on" if mark else "")) from None
     except (ValueError, RecursionError):
         raise AccessError("it is not YAML") from None
-    if not isinstance(document, dict) or not document:
-        raise AccessError("it is empty: give it `accounts`, `globalWhiteRemoteAddresses`, or both")
+    if not isinstance(document, dict) or document.keys().isdisjoint(_RULES):
+        raise AccessError(f"it {'has no rules' if document else 'is empty'}: give it `accounts`, `globalWhiteRemoteAddresses`, or both")
     return document
 
 
 def read_rules(content: bytes, changed_ms: int) -> Rules:
-    """Read the rules of a plain_acl.yml. AccessError, whose text has no secret, for what RocketMQ would not accept either.
+    """Read the rules of a plain_acl.yml. AccessError, whose text has no secret, for what RocketMQ would not accept either,
+    and for one without rules.
 
     A file without a version has its time of change as version."""
     document = _document(content)
@@ -165,7 +168,7 @@ def read_rules(content: bytes, changed_ms: int) -> Rules:
     versions = _list(document, "dataVersion")
     row = versions[0] if versions and isinstance(versions[0], dict) else {}
     version = {name: _number(row.get(name), other) for name, other in (("counter", 0), ("timestamp", changed_ms))}
-    return Rules(accounts, white, version)
+    return Rules(accounts, white, version, tuple(sorted(map(str, document.keys() - {*_RULES, "dataVersion"}))))
 
 
 def _read_account(row: Mapping[str, object]) -> Account:

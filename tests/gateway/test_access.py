@@ -271,7 +271,7 @@ def test_a_changed_access_list_takes_effect_and_a_broken_one_leaves_the_old_list
     write_list(path, LIST.replace("user-secret", "other-secret"))
     assert "2 accounts, 1 addresses" in access.reload()
     assert fault(access, codes.GET_MAX_OFFSET) != "" and fault(access, codes.GET_MAX_OFFSET, account=("user-key", "other-secret")) == ""
-    for broken in ("accounts: [", "", "accounts: 7", "- 1"):
+    for broken in ("accounts: [", "", "accounts: 7", "- 1", LIST.replace("accounts:", "account:").replace("globalWhite", "globalwhite")):
         write_list(path, broken)
         for _ in range(2):  # said each time, so that it is known that it still is so
             with pytest.raises(AccessError, match="is not used"):
@@ -280,6 +280,15 @@ def test_a_changed_access_list_takes_effect_and_a_broken_one_leaves_the_old_list
         assert access.fault(Frame(codes.GET_MAX_OFFSET), HOST) != ""
     write_list(path)
     assert access.reload() and fault(access, codes.GET_MAX_OFFSET) == ""
+
+
+def test_a_key_that_does_not_count_is_told(access, tmp_path):
+    write_list(tmp_path / "plain_acl.yml", LIST.replace("globalWhite", "globalwhite") + "1: verysecret\n")
+    sentence = access.reload()
+    assert sentence.endswith("2 accounts, 0 addresses that need none; unknown keys are ignored: 1, globalwhiteRemoteAddresses")
+    for text in (LIST, LIST.replace("accounts:", "account:"), LIST + "dataVersion: [{counter: 1}]\n"):
+        write_list(tmp_path / "plain_acl.yml", text)
+        assert ("ignored: account" in access.reload()) == ("account:" in text)
 
 
 def test_a_list_that_is_not_there_refuses_every_client(access, tmp_path):
