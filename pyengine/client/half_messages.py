@@ -45,7 +45,7 @@ READ_MESSAGES = 256
 FLUSHED_WAIT_S = 5.0
 FLUSHED_POLL_INTERVAL_S = 0.01
 AGE_MAX_MS = 72 * 3_600_000  # RocketMQ: fileReservedTime; but a message that is put back outlives its segment
-SEEN_MAX = 1000         # ends of a queue that are remembered
+SEEN_MAX = 1000         # newest ends of a queue that are all remembered
 LOCK_NAME = "transactions.lock"
 LOCK_BYTES_MAX = 1 << 20
 LOCK_GROUPS_MAX = 1000  # in the lock file: more than are asked within an interval
@@ -344,8 +344,9 @@ class PreparedCheck:
         seen = self._seen.setdefault(queue_id, [])
         if not seen or half_end > seen[-1][0]:
             seen.append((half_end, self._halves.steady_ms()))
-            if len(seen) > SEEN_MAX:
-                del seen[1:-1:2]  # messages between two that stay become younger
+            for at in range(len(seen) - SEEN_MAX, 0, -1):  # the messages between the two that stay become younger, by a twentieth
+                if 20 * (seen[at + 1][1] - seen[at - 1][1]) < seen[-1][1] - seen[at + 1][1]:
+                    del seen[at]
         begin = min(max(self._begin(constants.TRANSACTION_HALF_TOPIC, queue_id, first), first), half_end)
         op_begin = self._begin(constants.TRANSACTION_OP_TOPIC, queue_id, 0)
         ended, done_ops, op_begin = self._read_ops(queue_id, op_begin)
