@@ -582,6 +582,23 @@ def test_a_paused_queue_with_messages_that_may_have_killed_their_readers_slows_n
     assert len(consumer.pull(3)) == 1, "each of them comes by itself"
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("options", [{}, {"sharing": "messages"}, {"topic": ["orders", "other"]}], ids=str)
+def test_what_is_done_is_stored_before_the_message_after_the_last_that_may_have_killed_its_readers(builder, consume, options, is_async):
+    fill(builder, 2)
+
+    def pull(consumer) -> list:
+        return asyncio.run(consumer.pull_async(1)) if is_async else consumer.pull(1)
+
+    for _ in range(2):
+        consumer = consume(**options)
+        assert bodies(pull(consumer)) == [b"0-0"]
+        leave_unfinished(consumer)
+    consumer = consume(auto_commit=False, commit_interval_s=3600, **options)
+    consumer.ack(pull(consumer))
+    assert bodies(pull(consumer)) == [b"0-1"] and stored(builder) == {0: 1}
+
+
 def test_deliveries_after_a_seek_during_a_commit_are_counted(builder, consume, monkeypatch):
     fill(builder, 5)
     consumer = consume(auto_commit=False)
