@@ -1511,6 +1511,7 @@ class Consumer:
                     _LOG.error("%s, and it can never be a dead letter of %s, so it counts as done: %s", what, self.group, error)
                 with consumer._state:
                     consumer._acknowledge([message])
+                consumer._commit_due_s = 0.0  # a kill before that makes another dead letter of it
 
     @property
     def _group_session(self) -> GroupSession:

@@ -17,7 +17,7 @@ import pytest
 
 import pyengine
 from fix_cli import environment
-from fix_client import epoch_of, leave_unfinished, retries_of
+from fix_client import epoch_of, housekeep, leave_unfinished, retries_of
 from fix_engine import SMALL, wait_noted
 from fix_store_builder import START_MS
 from pyengine.client import retries as retries_module
@@ -318,6 +318,20 @@ def test_a_retried_message_can_be_given_back_too(engine, names, consume):
     consumer.requeue(again)
     (third,) = pull(consumer)
     assert (third.topic, third.reconsume_times, third.delivery_count) == (names[0], 1, 2)
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+@pytest.mark.parametrize("sharing", ["queues", "messages"])
+def test_a_dead_letter_is_done_at_once_lest_a_kill_makes_two_of_it(engine, names, consume, sharing, is_retried):
+    put(engine, names[0], b"a", queue_id=0)
+    consumer = consume(max_deliveries=1, sharing=sharing, commit_interval_s=3600)
+    if is_retried:
+        consumer.retry(*pull(consumer))
+    consumer.requeue(pull(consumer))
+    assert consumer.pull(timeout_s=0.1) == []
+    letters = pyengine.DeadLetters(engine.path)
+    eventually(lambda: housekeep(consumer) or [one.body for one in letters.messages(names[1])] == [b"a"], "the dead letter")
+    assert ConsumerOffsets(engine.path).read(retry_topic(names[1]) if is_retried else names[0], names[1]) == {0: 1}
 
 
 def test_without_an_engine_a_message_that_was_delivered_too_often_waits_and_holds_up_no_other(builder):
