@@ -1003,7 +1003,8 @@ class Consumer:
             return self._next_own(max_messages, call)
         has_moved, weights = False, sum(one._weight for one in self._consumers)
         busy: TurnTakenError | None = None
-        for consumer in self._begin_turn(call):
+        in_turn = iter(self._begin_turn(call))
+        for consumer in in_turn:
             try:
                 messages, moved = consumer._next_own(max_messages, call)
             except TurnTakenError as error:  # the others are asked; it saves nothing for later, and is not paid for
@@ -1014,6 +1015,8 @@ class Consumer:
             has_moved = has_moved or moved
             if messages:  # from one of them at a time, so that an error of the other loses no message
                 consumer._credit -= weights
+                for other in in_turn:
+                    other._tell_ended()
                 return [RetriedMessage.of(message) for message in messages] if consumer is self._retried else messages, True
             consumer._credit = 0  # it has no message in its turn, saves none for later, and is not paid for
             weights -= consumer._weight
@@ -1152,6 +1155,17 @@ class Consumer:
                 return [], isinstance(error, PassedOverError)
             raise
         return messages, has_moved
+
+    def _tell_ended(self) -> None:
+        """Tell the members that it shares messages with, as it does when it takes some, what of its own is done."""
+        if isinstance(self._session, SharedSession):
+            with self._state, suppress(TurnTakenError, PassedOverError, StoreBusyError):  # in a later turn
+                if any(flight.has_notes for flight in self._flights):
+                    self._session.turn(self._flights, lambda: None, PATIENCE_S, self._require_history)
+
+    @property
+    def _flights(self) -> list[SharedFlight]:
+        return [held.shared for held in self._held.values() if isinstance(held, SharedAssignment)]
 
     def _has_news(self, held: SharedAssignment) -> bool:
         """Whether a member may find a message in a queue; without a lock."""
@@ -1486,9 +1500,8 @@ class Consumer:
         """Follow what the other members have done, and give back what dead ones had."""
         session.tend()
         with self._state:
-            flights = [held.shared for held in self._held.values() if isinstance(held, SharedAssignment)]
             self._has_suspects = self._reads_suspects()
-            if any(flight.state is not None and flight.state.free for flight in flights):
+            if any(flight.state is not None and flight.state.free for flight in self._flights):
                 self._stir()
 
     def _bury(self) -> None:
@@ -1646,7 +1659,7 @@ class Consumer:
 
     def _commit_shared(self, session: SharedSession) -> None:
         with self._state:
-            flights = [held.shared for held in self._held.values() if isinstance(held, SharedAssignment)]
+            flights = self._flights
         offsets = session.store(flights)
         with self._state:
             for held in self._held.values():

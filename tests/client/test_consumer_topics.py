@@ -25,7 +25,9 @@ from fix_client import session_of
 from fix_golden import usual
 from interrupting import interrupt, interrupted_at_each_place
 from pyengine.client.group_session import TurnTakenError
+from pyengine.client.retries import retry_topic
 from pyengine.errors import EngineError, UsageError
+from pyengine.storage.acknowledgements import AckFile, SharedQueue
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.durable_writes import write_config
 from waiting import eventually, scaled_timeout_s
@@ -110,6 +112,22 @@ def test_each_acknowledgement_is_its_topics(engine, names, topics, consume, shar
     assert consumer.total_lag() == 1 and consumer.part(topics[1]).lag()[0].lag == 0
     put(engine, topics[2], b"3")
     assert names_of(pull(consumer)) == [(topics[2], b"3")]
+
+
+def test_members_that_share_messages_are_told_what_is_done_by_each_pull_whichever_topic_it_gives(engine, names, topics, consume):
+    put(engine, topics[0], b"a1", b"a2"), put(engine, topics[1], b"b1", b"b2")
+    consumer = consume(topics[:2], sharing="messages", commit_interval_s=3600)
+    read = [*topics[:2], retry_topic(names[1])]
+
+    def open_for_others() -> int:
+        files = [AckFile(engine.path, f"{topic}@{names[1]}").read() for topic in read]
+        return sum(len(SharedQueue(states[-1]).open) for file in files for states in file.values())
+
+    consumer.retry(*pull(consumer), 1)
+    for _ in range(4):
+        found = pull(consumer)
+        assert open_for_others() == 1, "what was pulled just now"
+        consumer.ack(found)
 
 
 def test_given_back_messages_come_again(engine, topics, consume, sharing):
