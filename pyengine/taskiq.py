@@ -33,7 +33,7 @@ except ImportError:
     raise
 
 ROOM_S = 0.02  # how often a task that must not run beside others looks for their end
-PULL_S = 0.5  # taskiq's handler of SIGTERM does not wake the event loop, so an idle worker has to wake it
+WAKE_S = 0.5  # taskiq's handler of SIGTERM does not wake the event loop, so something has to
 
 
 class PyengineBroker(AsyncBroker):
@@ -85,20 +85,27 @@ class PyengineBroker(AsyncBroker):
             await arguments.in_thread(self._consumer._stay)
         consumer = self._consumer
         running: Running[int] = Running(consumer, sys.maxsize)
+        waking: asyncio.TimerHandle
+
+        def wake() -> None:
+            nonlocal waking
+            waking = asyncio.get_running_loop().call_later(WAKE_S, wake)
 
         def ack(message: Message) -> None:
             consumer.ack(message)
             running.end(message.physical_offset)
 
+        wake()
         try:
             while True:
                 if not running.room():
                     await asyncio.sleep(ROOM_S)
                     continue
-                for message in await consumer.pull_async(1, timeout_s=PULL_S):
+                for message in await consumer.pull_async(1, timeout_s=WAKE_S):
                     running.begin(message.physical_offset, message)
                     yield AckableMessage(data=message.body, ack=partial(ack, message))
         finally:  # a worker waits for its tasks
+            waking.cancel()
             consumer._leave()
 
     async def shutdown(self) -> None:

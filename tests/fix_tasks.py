@@ -189,17 +189,18 @@ def assert_sigterm_lets_tasks_end(own: Rig, send_all: SendAll, stopping: str) ->
     assert Counter(each.what for each in own.notes()) == {"long-begun": 1, "longer-begun": 1, "long": 1, "longer": 1, "later": 1}, own.log
 
 
-def assert_a_worker_that_ends_leaves_its_other_queues(own: Rig, send_all: SendAll, fetched: str, stopping: str, *one_process: str) -> None:
+def assert_a_worker_that_ends_leaves_its_other_queues(own: Rig, send_all: SendAll, fetched: tuple[str, int], stopping: str,
+                                                      *one_process: str) -> None:
     """A worker that waits for its last task has no other queue any more, and gives back what it has fetched and not begun.
 
-    The log of such a worker says `fetched` of each message, and `stopping`.
+    Its log says a text of each message that it has fetched, in `fetched` with how many of nine it fetches, and `stopping`.
     """
     leaving = own.start(*one_process)
     send_all(own, "held", [("long",)])
     own.noted("long-begun")
     names = [f"{when}-{n}" for when in ("before", "after") for n in range(8)]
     send_all(own, "work", [(name,) for name in names[:8]])
-    eventually(lambda: own.log.count(fetched) == 9, "it has fetched them", 30)
+    eventually(lambda: own.log.count(fetched[0]) == fetched[1], "it has fetched what it does", 30)
     leaving.send_signal(signal.SIGTERM)
     eventually(lambda: stopping in own.log, "the worker waits for its task", 30)
     send_all(own, "work", [(name,) for name in names[8:]])

@@ -301,7 +301,7 @@ def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
 
 
 def test_a_worker_that_ends_leaves_its_other_queues(own):
-    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, "] received", "Warm shutdown", "--concurrency", "1",
+    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, ("] received", 9), "Warm shutdown", "--concurrency", "1",
                                                       "--prefetch-multiplier", "9", "--hostname", "leaving@here")
 
 

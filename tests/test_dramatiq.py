@@ -162,8 +162,8 @@ def test_sigterm_lets_running_actors_end_and_acknowledges_them(own):
 
 def test_a_worker_that_ends_leaves_its_other_queues(own, monkeypatch):
     monkeypatch.setenv("dramatiq_queue_prefetch", "9")
-    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, "onto work queue", "Shutting down...", "--verbose",
-                                                      "--processes", "1", "--threads", "1")
+    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, ("onto work queue", 9), "Shutting down...",
+                                                      "--verbose", "--processes", "1", "--threads", "1")
 
 
 @pytest.mark.ci

@@ -207,8 +207,10 @@ def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
     assert "Traceback" not in own.log
 
 
-def test_a_worker_that_ends_leaves_its_other_queues(own):
-    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, "Executing task", "running tasks to complete", "--workers", "1")
+@pytest.mark.parametrize(("at_once", "fetched"), [("1", 1), ("10", 9)])
+def test_a_worker_that_ends_leaves_its_other_queues(own, at_once, fetched):
+    assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, ("Executing task", fetched), "running tasks to complete",
+                                                      "--workers", "1", "--max-async-tasks", at_once)
 
 
 def test_sigterm_ends_an_idle_worker(own):
