@@ -160,7 +160,8 @@ class SharedFolder:
         except FileExistsError:
             pass
         except OSError as error:
-            raise disk_error(error, "make", self.path, ": set shm_directory to a tmpfs you may write") from error
+            advice = f"{SEMAPHORE_FOLDER} must be" if str(self.path.parent) == SEMAPHORE_FOLDER else "set shm_directory to"
+            raise disk_error(error, "make", self.path, f": {advice} a tmpfs you may write") from error
         self._check_ours()
 
     def _check_ours(self) -> None:
@@ -172,10 +173,10 @@ class SharedFolder:
 
     def create(self, name: str, size_bytes: int) -> SharedObject:
         """Create an object of zeros with all of its pages; DiskFullError when there is no room."""
-        path = self.path / name
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        failpoint("shared_object_named")
+        path, descriptor = self.path / name, -1
         try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            failpoint("shared_object_named")
             try:
                 os.posix_fallocate(descriptor, 0, size_bytes)
                 failpoint("shared_object_allocated")
@@ -184,12 +185,16 @@ class SharedFolder:
                 raise
             return SharedObject(name, descriptor, writable=True)
         except OSError as error:
-            os.unlink(path)
+            if descriptor >= 0:
+                os.unlink(path)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                free = free_bytes(self.path)
                 raise DiskFullError(
-                    f"no room in {self.path.parent} for {name} of {size_bytes:,} bytes ({free_bytes(self.path):,} free): "
-                    "free some, set shm_directory, or use smaller rings and a smaller pool",
+                    f"no room in {self.path.parent} for {name} of {size_bytes:,} bytes ({free:,} free"
+                    f"{', but no inode' * (free > size_bytes)}): free some, set shm_directory, or use smaller rings and a smaller pool",
                     errno=error.errno, path=str(path)) from error
+            if descriptor < 0:  # no descriptor is free, or the folder was removed
+                raise
             raise disk_error(error, "make", path) from error
 
     def put(self, name: str, content: bytes | mmap.mmap) -> None:
@@ -312,10 +317,8 @@ def create_semaphores(engine_short_id: str) -> None:
         name = semaphore_name(engine_short_id, kind)
         try:
             posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()
-        except posix_ipc.ExistentialError:
-            raise _foreign_semaphore(name) from None
-        except posix_ipc.Error as error:  # which is no OSError
-            raise EngineUnavailableError(f"the named semaphore {name} cannot be made in {SEMAPHORE_FOLDER}: {error}") from None
+        except (posix_ipc.Error, OSError) as error:  # ExistentialError also if there is no such folder
+            raise _semaphore_refused(name, "made", error) from None
         failpoint("semaphore_made")
 
 
@@ -329,14 +332,18 @@ def unlink_semaphores(engine_short_id: str) -> None:
             posix_ipc.unlink_semaphore(name)
         except posix_ipc.ExistentialError:
             pass
-        except posix_ipc.PermissionsError:
-            raise _foreign_semaphore(name) from None
+        except (posix_ipc.Error, OSError) as error:
+            raise _semaphore_refused(name, "removed", error) from None
 
 
 def missing_semaphores(engine_short_id: str) -> list[str]:
     """Return the names of semaphores that were removed; a process that has them open keeps them."""
     names = [semaphore_name(engine_short_id, kind) for kind in SEMAPHORE_KINDS]
-    return [name for name in names if not os.path.exists(f"{SEMAPHORE_FOLDER}/sem.{name[1:]}")]
+    return [name for name in names if not os.path.exists(_semaphore_path(name))]
+
+
+def _semaphore_path(name: str) -> str:
+    return f"{SEMAPHORE_FOLDER}/sem.{name[1:]}"
 
 
 def removed_names(names: list[str]) -> str:
@@ -345,9 +352,12 @@ def removed_names(names: list[str]) -> str:
     return f"names in shared memory were removed ({', '.join(names[:3])}{more})"
 
 
-def _foreign_semaphore(name: str) -> EngineUnavailableError:
-    return EngineUnavailableError(f"another user has made the named semaphore {name} (/dev/shm/sem.{name[1:]}): remove it as that "
-                                  "user or as root")
+def _semaphore_refused(name: str, act: str, error: Exception) -> EngineUnavailableError:
+    path = _semaphore_path(name)
+    if os.path.exists(path) and not isinstance(error, OSError):
+        return EngineUnavailableError(f"another user has made the named semaphore {name} ({path}): remove it as that user or as root")
+    return EngineUnavailableError(f"the named semaphore {name} cannot be {act} in {SEMAPHORE_FOLDER}: "
+                                  f"{getattr(error, 'strerror', error)}: it must be a tmpfs you may write, also with shm_directory")
 
 
 ENGINE_RUN: DurableRecord[str] = DurableRecord(

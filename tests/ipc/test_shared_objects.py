@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import resource
 import stat
+import subprocess
 
 import posix_ipc
 import pytest
 
+from fix_cli import command_line
 from in_child import InChild
-from pyengine.errors import DiskFullError, EngineError, EngineUnavailableError
+from pyengine.errors import DiskError, DiskFullError, EngineError, EngineUnavailableError, ExitCode
 from pyengine.ipc import shared_objects
 from pyengine.ipc.shared_objects import SharedFolder, create_semaphores, find_folder, note_run, semaphore_name
 from pyengine.storage.engine_id import ensure_engine_id
+from waiting import scaled_timeout_s
 
 
 def test_an_object_is_allocated_private_and_seen_by_others(folder):
@@ -131,13 +136,36 @@ def test_semaphores_are_private(folder):
         assert stat.S_IMODE(status.st_mode) == 0o600
 
 
-def test_a_semaphore_that_may_not_be_made_is_an_error_with_the_name_of_its_folder(folder, monkeypatch):
+@pytest.mark.parametrize("error", [
+    posix_ipc.PermissionsError("No permission to create this semaphore"), posix_ipc.ExistentialError("No semaphore exists with the name"),
+    OSError(errno.EROFS, "Read-only file system")], ids=["not ours", "not there", "read-only"])
+def test_a_semaphore_that_may_not_be_made_is_an_error_with_the_name_of_its_folder(folder, monkeypatch, error):
     def refuse(*arguments, **named):
-        raise posix_ipc.PermissionsError("No permission to create this semaphore")
+        raise error
 
     monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
-    with pytest.raises(EngineUnavailableError, match="cannot be made in /dev/shm: No permission"):
+    with pytest.raises(EngineUnavailableError, match=rf"cannot be made in /dev/shm: {error.args[-1]}: it must be a tmpfs you may write"):
         create_semaphores(folder.short_id)
+
+
+def test_the_default_folder_is_not_said_to_be_needless(folder, tmp_path):
+    for parent, sentence in ((folder.path.parent, "/dev/shm must be a tmpfs"), (tmp_path, "set shm_directory to a tmpfs")):
+        with pytest.raises(DiskError, match=f"File name too long: {sentence} you may write"):
+            SharedFolder(parent / f"pyengine-{'0' * 300}").make()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("options", "setting", "sentence"), [
+    ("ro", True, "the named semaphore .* cannot be removed in /dev/shm: Read-only file system: it must be a tmpfs you may write"),
+    ("nr_inodes=4", False, "no room in /dev/shm for .* free, but no inode"),
+    ("nr_inodes=4", True, "the named semaphore .* cannot be made in /dev/shm: No space left")])
+def test_a_folder_of_semaphores_that_cannot_be_used_is_named_at_a_start(tmp_path, options, setting, sentence):
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    start = command_line("start", tmp_path / "store", *["--set", f"shm_directory={memory}"] * setting)
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} tmpfs /dev/shm && exec "$@"', "sh", *start],
+                          capture_output=True, text=True, timeout=scaled_timeout_s(60))
+    assert done.returncode == ExitCode.FAILED and re.search(sentence, done.stderr), done
 
 
 def test_another_process_finds_the_folder_of_a_run(root, tmp_path):
