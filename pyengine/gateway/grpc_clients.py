@@ -63,7 +63,8 @@ class Host:
     """What the clients of one address have of the worker now."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.open_calls = 0  # until their clients have the answers
+        self.calls = 0       # until they are answered
         self.held_bytes = 0  # on their way in either direction
 
 
@@ -245,6 +246,7 @@ class GrpcClients:
         self._folder = folder
         self._limits = limits
         self._calls_of_host_max = max(1, calls_max // 2)
+        self._open_calls_of_host_max = max(1, calls_max * 3 // 4)
         self._links = Connections(_OF_LINKS, lambda host, sentence: None)
         self.own = GrpcClient(folder, self._links, "", "127.0.0.1:0")  # the worker itself
         self._clients: dict[tuple[str, str, str, bool], GrpcClient] = {}
@@ -276,6 +278,21 @@ class GrpcClients:
         found.address, found.seen_s = address, time.monotonic()
         return found
 
+    def admit(self, peer: str, call: asyncio.Task[Any]) -> bool:
+        """Count a call until its client has the answer; return False if its host has too many, whose answers it may not take."""
+        name = host_of(address_of(peer))
+        host = self._hosts.setdefault(name, Host())
+        if host.open_calls >= self._open_calls_of_host_max:
+            return False
+        host.open_calls += 1
+
+        def end(_: object) -> None:
+            host.open_calls -= 1
+            self._forget_idle(name)
+
+        call.add_done_callback(end)
+        return True
+
     @contextlib.contextmanager
     def calling(self, client: GrpcClient) -> Iterator[None]:
         """Count a call of this client while it lasts; TooManyClientsError if its host has too many."""
@@ -290,10 +307,9 @@ class GrpcClients:
             host.calls -= 1
             client.calls -= 1
             client.seen_s = time.monotonic()
-            self._forget_idle(client.host)
 
     def _forget_idle(self, host: str) -> None:
-        if (found := self._hosts.get(host)) is not None and not found.calls and not found.held_bytes:
+        if (found := self._hosts.get(host)) is not None and not found.open_calls and not found.held_bytes:
             del self._hosts[host]
 
     async def turn(self, client: GrpcClient) -> None:

@@ -224,7 +224,11 @@ class GrpcServer(Server):
                 raise
 
         async def serve(requests: Any, context: Any) -> Any:
-            self._background.follow(asyncio.current_task())
+            call = asyncio.current_task()
+            assert call is not None
+            self._background.follow(call)
+            if not self._clients.admit(context.peer(), call):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls from there have not ended (grpc_calls_max)")
             request = requests
             try:
                 if (left_s := context.time_remaining()) is not None and left_s <= DEADLINE_S:

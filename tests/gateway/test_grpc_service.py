@@ -649,24 +649,40 @@ async def hold(port: int, method: str, request):
 
 
 def test_calls_whose_message_does_not_come_take_half_of_all_and_end(tmp_path):
-    methods = ["QueryRoute", "ReceiveMessage", "SendMessage", "ChangeInvisibleDuration"] * 2
+    methods = ["QueryRoute", "ReceiveMessage", "SendMessage", "ChangeInvisibleDuration"] * 3
 
     async def run() -> None:
-        async with GrpcRig(tmp_path, grpc_calls_max=8) as rig, asyncio.timeout(scaled_timeout_s(30)):
+        async with GrpcRig(tmp_path, grpc_calls_max=16) as rig, asyncio.timeout(scaled_timeout_s(30)):
             reader, writer = await asyncio.open_connection("127.0.0.1", rig.port, local_addr=("127.0.0.9", 0))
             writer.write(PREFACE + b"".join(headers(method, 2 * number + 1) for number, method in enumerate(methods)))
-            received, given = frames(reader), []
+            answers = (payload async for kind, _, payload in frames(reader) if kind == 0)
 
-            async def until_answered(number: int) -> None:
-                while len(given) < number:
-                    kind, _, payload = await anext(received)
-                    if kind == 0:  # an answer; all have their status at the same place
-                        given.append(V2.QueryRouteResponse.FromString(payload[5:]).status.code)
+            async def given(number: int) -> list[int]:
+                """The codes of the next answers; all have their status at the same place."""
+                return [V2.QueryRouteResponse.FromString((await anext(answers))[5:]).status.code for _ in range(number)]
 
-            await until_answered(4)
+            assert await given(4) == [V2.TOO_MANY_REQUESTS] * 4
             assert (await rig.call("QueryRoute", topic=V2.Resource(name="T"))).status.code == V2.OK
-            await until_answered(8)
-            assert given == [V2.TOO_MANY_REQUESTS] * 4 + [V2.REQUEST_TIMEOUT] * 4
+            assert await given(8) == [V2.REQUEST_TIMEOUT] * 8
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_calls_whose_answer_is_not_taken_leave_room_for_other_hosts(tmp_path):
+    """A window of 0 lets no answer through, not even a refusal, but gRPC's own statuses."""
+    sent = V2.QueryRouteRequest(topic=V2.Resource(name="T")).SerializeToString()
+
+    async def run() -> None:
+        async with GrpcRig(tmp_path, grpc_calls_max=16) as rig, asyncio.timeout(scaled_timeout_s(10)):
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port, local_addr=("127.0.0.9", 0))
+            writer.write(PREFACE + http2(4, 0, 0, struct.pack(">HI", 4, 0)))
+            for stream in range(1, 64, 2):
+                writer.write(headers("QueryRoute", stream) + http2(0, 1, stream, struct.pack(">BI", 0, len(sent)) + sent))
+            refused = (payload async for kind, flags, payload in frames(reader) if kind == 1 and flags & 1)
+            for _ in range(32 - 12):
+                await anext(refused)
+            assert (await rig.call("QueryRoute", topic=V2.Resource(name="T"))).status.code == V2.OK
             writer.close()
 
     asyncio.run(run())
