@@ -106,7 +106,8 @@ class Sessions:
         native_session.check_ring_bytes(ring_bytes)
         start_ms = process_start_ms(pid)
         if start_ms is None:
-            raise EngineUnavailableError(f"process {pid} is not visible here: producer and engine must share one pid namespace")
+            raise EngineUnavailableError(f"process {pid} is not visible here: producer and engine must share one pid namespace, and "
+                                         "/proc must show them all processes (no hidepid=)")
         slot = self._free_slot(pid)
         line = self._control.sessions[slot]
         generation = native.load(line, "generation") % 0xFFFFFFFF + 1

@@ -214,6 +214,11 @@ def test_a_look_of_each_second_costs_what_is_open_not_what_there_is_room_for(mak
     assert len(looked_at) == 3 + 2 * 2 + 3
 
 
+def test_a_process_that_is_not_visible_is_told_both_causes(make_owner):
+    with pytest.raises(EngineUnavailableError, match=r"process 0 is not visible here: .* share one pid namespace, and /proc .*hidepid="):
+        Sessions(make_owner().memory).open(0, os.getuid())
+
+
 def test_a_session_that_is_forgotten_is_closed(server):
     session = open_session(server.owner.root)
     slot, descriptors = session.slot, len(os.listdir("/proc/self/fd"))
