@@ -131,6 +131,7 @@ def bring_up(root: Path, config: EngineConfig, lock: StoreLock, await_master: Ca
     check_role(root, config)
     check_secret(root, config)
     require_space(root, config)
+    require_file_size(config)
     store = MessageStore(root, config.geometry)
     store.list_complete_log()
     record_sizes(root, config)  # before there is a store: a consumer that waits for it must not read it with other sizes
@@ -424,7 +425,7 @@ def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: i
             native.store_position(control.reput_from, log.record_boundary(start))
 
 
-# ---- how many files a process may have open --------------------------------------
+# ---- how many files a process may have open, and how long ones -------------------
 
 
 def require_descriptors(pool_buffers: int = 0) -> None:
@@ -434,6 +435,16 @@ def require_descriptors(pool_buffers: int = 0) -> None:
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise EngineError(f"a process may have {hard} files open here, and an engine needs {wanted} at least: raise the limit "
                           "(`ulimit -n 1024`, LimitNOFILE= in a unit; root can raise the hard one)")
+
+
+def require_file_size(config: EngineConfig) -> None:
+    """Raise EngineError when a process that starts from here may not make files as long as this store's."""
+    limit, wanted = resource.getrlimit(resource.RLIMIT_FSIZE)[0], config.mapped_file_size_commit_log_bytes
+    if config.message_index_enable:
+        wanted = max(wanted, config.geometry.index_layout.size_bytes)
+    if limit != resource.RLIM_INFINITY and limit < wanted:
+        raise EngineError(f"a file may have {limit:,} bytes here, and this store's have up to {wanted:,}: raise the limit "
+                          "(`ulimit -f unlimited`, LimitFSIZE= in a unit)")
 
 
 def _sessions_that_fit(pool_buffers: int) -> int:

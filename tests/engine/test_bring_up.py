@@ -21,6 +21,7 @@ from pyengine.cli.promote import promote_stopped
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, DESCRIPTORS_RAISED_TO, FIRST_GENERATION, bring_up, require_descriptors
 from pyengine.engine.kinds import raise_descriptors
+from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskFullError, EngineError, EngineUnavailableError, UsageError
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
@@ -324,6 +325,17 @@ def test_a_start_whose_pool_leaves_too_few_descriptors_is_refused(tmp_path):
     done = spawn("start", tmp_path / "store", *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
                  preexec_fn=with_limit(DESCRIPTORS_MIN + 19))
     assert done.code == 1 and f"needs {DESCRIPTORS_MIN + 20}" in done.stderr and "Traceback" not in done.stderr, done
+
+
+@pytest.mark.parametrize("settings", [SMALL, {**SMALL, "mapped_file_size_commit_log_bytes": 1 << 26}], ids=["index", "log"])
+def test_a_start_that_may_not_make_files_so_long_is_refused(tmp_path, settings):
+    """It ran, and said of each put that the disk is full for a moment."""
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    wanted = EngineConfig(**settings).geometry
+    limit = max(wanted.mapped_file_size_commit_log_bytes, wanted.index_layout.size_bytes) - 1
+    done = spawn("start", tmp_path / "store", *words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert done.code == 1 and f"a file may have {limit:,} bytes here, and this store's have up to {limit + 1:,}: " in done.stderr, done
+    assert "ulimit -f" in done.stderr and not (tmp_path / "store" / "commitlog").exists()
 
 
 @pytest.mark.parametrize(("soft", "hard", "becomes"), [
