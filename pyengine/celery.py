@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 
 from pyengine import arguments
 from pyengine.client.consumer import MAX_DELIVERIES, Consumer, Sharing, consume
-from pyengine.client.consumer_groups import AtOffset
+from pyengine.client.consumer_groups import AtOffset, reaches
 from pyengine.client.handler import HANDLE_AGAIN_S, SESSION_TIMEOUT_S, Running, give_back, skip_undone, stored_is_sent, undone
 from pyengine.client.producer import Producer, SharedProducer, connect
 from pyengine.errors import (
@@ -46,8 +46,8 @@ from pyengine.errors import (
 )
 from pyengine.formats.record import Message
 from pyengine.formats.small_file import path_stamp
-from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader
-from pyengine.results import PutIndeterminateError, PutRefusedError, ReadLevel
+from pyengine.ipc.live_reader import LiveStoreReader
+from pyengine.results import PutIndeterminateError, PutRefusedError
 from pyengine.storage.config_table import QUEUE_NUMS_NEW, TopicConfig, TopicConfigs
 from pyengine.storage.durable_file import DurableRecord, exclusive
 
@@ -278,7 +278,7 @@ class _Queue:
     def _note_start(self, source: _Source) -> None:
         topic = self._store.exchange_topic(source.exchange)
         with LiveStoreReader(self._store.path) as reader:
-            reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)
+            reaches(reader, "last")
             self._starts.setdefault(source, reader.queue_range(topic, 0)[1])
 
     def bind(self, exchange: str, kind: str, routing_key: str) -> bool:

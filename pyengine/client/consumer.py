@@ -32,8 +32,8 @@ from pyengine.client.consumer_groups import (
     different_filters,
     is_offset,
     lack_of_queues,
-    needs_dispatch,
     queue_lags,
+    reaches,
     start_offset,
 )
 from pyengine.client.group_session import (
@@ -372,9 +372,8 @@ class Consumer:
             self._owned.callback(self._reader.close)
         self._session: GroupSession | None = None
         try:
-            if self._is_outer and needs_dispatch(self._reader, options.start) and not self._has_begun() and not (
-                    self._reader._wait_for_dispatch(self._reader.max_physical_offset(ReadLevel.COMMITTED), DISPATCH_S)):
-                self._note("queues lack messages that were put before: they count as new ones")
+            if self._is_outer and not self._has_begun():
+                self._reach(options.start)
             self.topic = self._first_topic()
             if outer is None:
                 self._reader._closed = f"this consumer of {self.topic} is closed: make another one with pyengine.consume()"
@@ -450,6 +449,11 @@ class Consumer:
         pattern = "" if self._choice.pattern is None else self._choice.pattern.pattern
         why = f" that a group can read: {next(iter(found.values()))}" if found else ": put a message"
         raise passing(EngineError(f"no topic of {self._reader.name} matches {pattern!r} yet{why}"))
+
+    def _reach(self, start: Start) -> None:
+        """Wait until the queues have what was put before, where a start can lie after it."""
+        if not reaches(self._reader, start, DISPATCH_S):
+            self._note("queues lack messages that were put before: they count as new ones")
 
     def _has_begun(self) -> bool:
         """Whether its group has offsets of all its topics, so that it does not count where a new one starts."""
@@ -798,8 +802,14 @@ class Consumer:
         self._require_open()
         if queue_id is not None or is_offset(to):
             self._require_one_topic("seek()")
+        if not is_offset(to):
+            start = check_start(to, "to", PLACE)
+            _after_recovery(self._reader.root, lambda: self._in_history(lambda: self._reach(start)), CONNECT_TIMEOUT_S)
         for part in () if self._names_queues else self._parts.values():
-            part.seek(None, to)
+            part._seek(None, to)
+        self._seek(queue_id, to)
+
+    def _seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
         chosen = self._queues if queue_id is None else [arguments.integer(queue_id, "queue_id")]
 
         def place(queue_id: int) -> int:

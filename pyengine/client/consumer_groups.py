@@ -22,7 +22,7 @@ from pyengine.formats.paths import Root
 from pyengine.formats.record import html_table
 from pyengine.ipc.control_block import read_rows
 from pyengine.ipc.group_members import GUESTS, GroupMembers, SlotRecord
-from pyengine.ipc.live_reader import LiveStoreReader, open_store
+from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader, open_store
 from pyengine.ipc.shared_objects import POPS, find_folder
 from pyengine.results import Level, ReadLevel
 from pyengine.storage.acknowledgements import AckFile
@@ -117,6 +117,7 @@ class ConsumerGroups:
             if unknown or not chosen:
                 raise UsageError(f"{self._root} has no {f'queue {min(unknown)}' if unknown else 'queues'} of topic {topic}")
             start = AtOffset(to.__index__()) if is_offset(to) else check_start(to, "to", PLACE)
+            reaches(reader, start)
             offsets = {queue_id: start_offset(reader, topic, queue_id, start) for queue_id in chosen}
 
         def change(table: Table) -> None:
@@ -308,6 +309,11 @@ def needs_dispatch(reader: LiveStoreReader, start: Start) -> bool:
         return start not in ("first", AtOffset(0))
     oldest = reader.message_at(reader.dispatched_offset(ReadLevel.COMMITTED), ReadLevel.COMMITTED)
     return oldest is None or oldest.store_timestamp_ms < _time_ms(start)
+
+
+def reaches(reader: LiveStoreReader, start: Start, timeout_s: float = DISPATCH_S) -> bool:
+    """Wait until the queues have each message that was put and that a start can lie after; return whether they do in time."""
+    return not needs_dispatch(reader, start) or reader._wait_for_dispatch(reader.max_physical_offset(ReadLevel.COMMITTED), timeout_s)
 
 
 def _time_ms(start: int | datetime) -> int:

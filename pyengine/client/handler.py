@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar, Unpack
 
 from pyengine import arguments
 from pyengine.client.consumer import ConsumeOptions, Consumer, Topics, consume
-from pyengine.client.consumer_groups import ConsumerGroups, queue_lags
+from pyengine.client.consumer_groups import ConsumerGroups, queue_lags, reaches
 from pyengine.errors import BadMessageError, EngineError, UsageError
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
 from pyengine.formats.record import Message
@@ -475,14 +475,14 @@ def stored_is_sent() -> Iterator[None]:
 def undone(store: str | os.PathLike[str], topic: str) -> int:
     """Return how many messages of the topic its group has not stored as done: all, if the group is new."""
     with open_store(store) as reader:
+        reaches(reader, "last")
         return sum(queue.lag for queue in queue_lags(reader, topic, ConsumerOffsets(reader.root).read(topic, topic), "written").values())
 
 
 def skip_undone(store: str | os.PathLike[str], topic: str) -> None:
     """Let the topic's group, which may be new, begin after the messages that have arrived."""
     groups = ConsumerGroups(store)
-    known = groups.groups(topic=topic, group=topic)
-    if not known:
+    if not groups.groups(topic=topic, group=topic):
         consume(store, topic, group=topic, from_="last", auto_commit=False).close()
-    elif known[0].lag:
+    elif undone(store, topic):
         groups.reset(topic, topic, "last")

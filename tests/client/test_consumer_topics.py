@@ -25,6 +25,7 @@ from fix_client import session_of
 from fix_golden import usual
 from interrupting import interrupt, interrupted_at_each_place
 from pyengine.client.group_session import TurnTakenError
+from pyengine.client.handler import skip_undone
 from pyengine.client.retries import retry_topic
 from pyengine.errors import EngineError, UsageError
 from pyengine.storage.acknowledgements import AckFile, SharedQueue
@@ -292,6 +293,40 @@ def test_what_was_put_before_a_consumer_of_the_last_is_not_delivered_though_no_q
                 producer.put(topic, b"after", queue_id=queue_id)
             found = pull(consumer, sum(topic in consumer.topics for topic, _ in after))
     assert {message.body for message in found} == {b"after"}
+
+
+@pytest.mark.parametrize(("way", "to"), [("seek", "last"), ("seek", datetime.now(UTC) + timedelta(days=1)), ("seek of two topics", "last"),
+                                         ("reset", "last"), ("skip", "last")], ids=["seek", "to a time", "topics", "reset", "skip"])
+def test_what_was_put_before_a_place_is_chosen_is_not_delivered_though_no_queue_has_it_yet(make_engine, monkeypatch, way, to):
+    monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 600.0)
+    engine = make_engine()
+    engine.start()
+    topics = ["one", "two"][:1 + (way == "seek of two topics")]
+    with pyengine.connect(engine.root) as producer:
+        for topic in topics:
+            producer.put(topic, b"dispatched", queue_id=0)
+        with pyengine.consume(engine.root, topics, group="one", auto_commit=False) as consumer:
+            pull(consumer, len(topics))
+            consumer.commit()
+            if not way.startswith("seek"):
+                consumer.close()
+            pid = engine.suspend("reputter")
+            for topic in topics:
+                producer.put(topic, b"before", queue_id=0)
+            threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+            if way.startswith("seek"):
+                consumer.seek(None, to)
+            elif way == "reset":
+                pyengine.ConsumerGroups(engine.root).reset("one", "one", to)
+            else:
+                skip_undone(engine.root, "one")
+            for topic in topics:
+                producer.put(topic, b"after", queue_id=0)
+            if way.startswith("seek"):
+                assert {message.body for message in pull(consumer, len(topics))} == {b"after"}
+        if not way.startswith("seek"):
+            with pyengine.consume(engine.root, "one", group="one") as consumer:
+                assert pull(consumer)[0].body == b"after"
 
 
 def test_a_consumer_waits_for_no_queue_where_what_was_put_before_does_not_count(make_engine, monkeypatch):
