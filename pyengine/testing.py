@@ -26,10 +26,10 @@ from typing import Unpack
 
 from pyengine.client.outgoing import RefusedError, properties_text, topic_bytes
 from pyengine.engine.embedded import Engine
-from pyengine.engine_config import EngineSettings
+from pyengine.engine_config import EngineSettings, keywords
 from pyengine.errors import UsageError
 from pyengine.formats.record import Message, body_crc, record_size
-from pyengine.storage.config import check_keywords
+from pyengine.storage.config import check_keywords, from_environment
 
 __all__ = ["ephemeral_store", "make_message"]
 
@@ -41,7 +41,10 @@ except ImportError:  # unittest, doctest and scripts use the rest
 SMALL_FILES: EngineSettings = {
     "mapped_file_size_commit_log_bytes": 1 << 20, "mapped_file_size_consume_queue_bytes": 6000, "max_hash_slot_num": 1000,
     "max_index_num": 4000, "max_message_size_bytes": 256 << 10}
-"""The sizes of an ephemeral store: 2 MB for a few messages, and files that end soon enough for a test to see the next."""
+"""The sizes of an ephemeral store: 2 MB for a few messages, and files that end soon enough for a test to see the next.
+
+Those that the environment sets are taken from there: it is what clients compare a store with.
+"""
 
 MEMORY = Path("/dev/shm")
 EMPTY_S = 60.0  # after which the maker of an empty folder has locked it, or is dead
@@ -57,8 +60,8 @@ def ephemeral_store(**settings: Unpack[EngineSettings]) -> Iterator[Engine]:
     `engine.path` is the store. The folder of a killed program goes with the next one.
     """
     check_keywords(ephemeral_store, settings)
-    chosen: EngineSettings = {**SMALL_FILES, **settings}
-    with _folder() as folder, Engine(folder / "store", **chosen) as engine:
+    chosen = {name: value for name, value in SMALL_FILES.items() if name not in from_environment(os.environ)} | settings
+    with _folder() as folder, Engine(folder / "store", **keywords(chosen)) as engine:
         yield engine
 
 

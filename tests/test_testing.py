@@ -39,14 +39,17 @@ def test_one_engine_serves_the_session(pyengine_engine, pyengine_store):
 """
 
 
-def run_pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_mine.py").write_text(TESTS)
     return subprocess.run([sys.executable, "-m", "pytest", "-q", "-s", "-c", os.devnull, "-p", "no:cacheprovider", "test_mine.py"],
-                          cwd=folder, env=environment(), capture_output=True, text=True, timeout=scaled_timeout_s(120), check=False)
+                          cwd=folder, env=environment(**variables), capture_output=True, text=True, check=False,
+                          timeout=scaled_timeout_s(120))
 
 
-def test_the_fixtures_give_each_test_a_topic_of_one_engine_that_ends_with_the_session(tmp_path):
-    ran = run_pytest(tmp_path)
+@pytest.mark.parametrize("variables", [
+    {}, {"PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES": "64KiB", "PYENGINE_MAX_INDEX_NUM": "5000"}], ids=["", "sizes of the environment"])
+def test_the_fixtures_give_each_test_a_topic_of_one_engine_that_ends_with_the_session(tmp_path, variables):
+    ran = run_pytest(tmp_path, **variables)
     assert ran.returncode == 0 and "3 passed" in ran.stdout, ran.stdout + ran.stderr
     store = Path(ran.stdout.partition("store: ")[2].split()[0])
     assert store.name == "store" and not store.exists() and not store.parent.exists()
