@@ -372,7 +372,8 @@ _OF_KAFKA = {
     "fetchoffset.retryintervalms": "offsets are looked up in files or shared memory, which needs no retries",
     "maxrecordsperpartition": "say minPartitions or maxPartitionBytes instead",
     "topic": "that names the topic of a sink: choose what is read by subscribe",
-    "location": "the source makes no tables in a catalog: CREATE TEMPORARY VIEW ... USING pyengine OPTIONS (path '...')",
+    **dict.fromkeys(("location", "owner"),  # what CREATE TABLE gives
+                    "the source makes no tables in a catalog: CREATE TEMPORARY VIEW ... USING pyengine OPTIONS (path '...')"),
 }
 
 
