@@ -188,11 +188,13 @@ class RemoteLog:
         return self._starts[0] if self._starts else -1
 
     def segment_at(self, offset: int) -> FetchedSegment | None:
-        """Open the segment that has `offset`; None if there is none (any more)."""
+        """Open the segment that has `offset`; None if there is none. The folder is listed again if it was deleted since."""
         at = bisect_right(self._starts, offset) - 1
         if at >= 0 and offset < self._starts[at] + self.size_bytes:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 return self.open(self._starts[at])
+            except FileNotFoundError:
+                self.refresh()
         return None
 
     def open(self, start: int) -> FetchedSegment:

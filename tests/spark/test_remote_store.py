@@ -411,6 +411,26 @@ def test_a_remote_stream_raises_data_loss_for_a_deleted_segment_and_an_older_cop
         strict.latestOffset(end, strict.getDefaultReadLimit())
 
 
+@pytest.mark.parametrize("given", [{}, {"subscribe": "A,B"}], ids=["log", "queues"])
+def test_a_segment_that_is_deleted_just_after_the_list_is_data_loss_and_not_another_log(tmp_path, monkeypatch, given):
+    monkeypatch.setattr(remote_store, "REFRESH_INTERVAL_S", 1e9)
+    builder = StoreBuilder(tmp_path / "store")
+    put(builder, 60)
+    WATERMARK.write(builder.root, DurableWatermark("u", 1, builder.end))
+    first, strict, lenient = (stream_reader(builder.root, fileSystem=RANGED, columns="physicalOffset", failOnDataLoss=flag, **given)
+                              for flag in (True, True, False))
+    begin = first.initialOffset()
+    end = first.latestOffset(begin, first.getDefaultReadLimit())
+    for reader in (strict, lenient):
+        reader.reportLatestOffset()
+    builder.segment(0).unlink()
+    with pytest.raises(DataLossError, match="begins at .* now, the stream had read up to"):
+        strict.partitions(begin, end)
+    assert min(to_the_end(lenient, end)[0]) >= (4096,)
+    for reader in (first, strict, lenient):
+        reader.stop()
+
+
 def test_a_store_is_looked_at_once_in_an_interval_and_only_what_has_changed_is_fetched(tmp_path, monkeypatch, reads):
     builder = StoreBuilder(tmp_path)
     put(builder, 30)
