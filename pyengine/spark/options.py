@@ -25,6 +25,7 @@ from pyengine.storage.config import FIXED_NAMES, LOG_PATHS, SETTINGS, fold, from
 AUTO, ARROW = "auto", "arrow"  # of the option fileSystem
 MESSAGES = "messages"          # of the option view
 EARLIEST, LATEST = -2, -1  # as in the JSON of Spark's Kafka source
+PARTS_MAX = 1_000_000
 BATCH_ROWS_MAX, BATCH_BYTES_MAX = 1 << 20, 256 << 20  # those of native.columns, which an options page need not load
 
 Queue = tuple[str, int]
@@ -248,7 +249,7 @@ class ReadOptions:
     decompress: bool = _option("decompress", True, "Decompress `value` (zlib, LZ4, ZSTD); false gives the stored bytes.")
     read_columns: tuple[str, ...] = _option("readColumns", ("*",),
         "Columns that are read; the others are null. `pyengine.spark.sql` finds them.", parse=_names, default_text="*")
-    min_partitions: int = _option("minPartitions", 1, "At least this many partitions, if there are enough bytes.", high=1_000_000)
+    min_partitions: int = _option("minPartitions", 1, "At least this many partitions, if there are enough bytes.", high=PARTS_MAX)
     max_partition_bytes: int = _option("maxPartitionBytes", 256 << 20,
         "Bytes of the log in one partition, at most; more without bodies and in jobs.", units=_SIZES, high=INT64_MAX, default_text="256m")
     fail_on_data_loss: bool = _option("failOnDataLoss", True, "Data that no longer exists fails the query; false reads what exists.")

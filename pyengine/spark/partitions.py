@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from pyengine.arguments import EVERY_OFFSET, INT64_MAX
-from pyengine.errors import CorruptionError
+from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX
-from pyengine.spark.options import EARLIEST, LATEST, Queue, QueueOffsets, ReadOptions, flat
+from pyengine.spark.options import EARLIEST, LATEST, PARTS_MAX, Queue, QueueOffsets, ReadOptions, flat
 
 if TYPE_CHECKING:
     from pyengine.native.scan import ChooseQueue
@@ -111,7 +111,10 @@ def cut(start: int, stop: int, limit: int, segment_bytes: int, wanted: int, *, b
 
 
 def partition_bytes(total_bytes: int, max_partition_bytes: int, min_partitions: int) -> int:
-    """Return the size of a partition in bytes of the log."""
+    """Return the size of a partition in bytes of the log; UsageError if maxPartitionBytes makes more than a driver can hold."""
+    if total_bytes > max_partition_bytes * PARTS_MAX:
+        raise UsageError(f"option maxPartitionBytes = {max_partition_bytes} makes more than {PARTS_MAX:,} partitions of "
+                         f"{total_bytes:,} bytes: give {-(-total_bytes // PARTS_MAX)} at least")
     share = total_bytes // min_partitions if min_partitions > 1 else max_partition_bytes
     return max(1, min(max_partition_bytes, share))
 

@@ -24,7 +24,7 @@ from pyengine.spark.plan import plan
 from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.mapped_file import MappingCache
 from spark import oracle
-from spark.logs import DAMAGED_END, allowing, rows
+from spark.logs import DAMAGED_END, allowing, rows, stream_reader, write_log
 
 COLUMNS = "topic,partition,offset,physicalOffset,value,tags"
 ENTRY = struct.Struct(">qiq")
@@ -51,6 +51,18 @@ def test_parts_of_a_job_are_one_for_each_core_or_the_most_that_is_allowed(tmp_pa
     options = read_options({"path": str(builder.root), "maxPartitionBytes": "4096", **{name: str(value) for name, value in given.items()}})
     found = plan(options, most * 4096, least)
     assert [-(-one.log_bytes // 4096) for one in found] == sizes
+
+
+def test_more_parts_than_a_driver_can_hold_are_refused_with_the_size_that_fits(tmp_path):
+    write_log(tmp_path, [{"topic": "T", "body": bytes(200_000)}] * 6, 1 << 20)
+    reader = stream_reader(tmp_path, maxPartitionBytes=1, maxOffsetsPerTrigger=100)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    for plan_it in (lambda: parts(tmp_path, maxPartitionBytes=1), lambda: reader.partitions(start, end)):
+        with pytest.raises(UsageError, match="maxPartitionBytes = 1 makes more than 1,000,000 partitions of .* bytes: give 2 at least"):
+            plan_it()
+    reader.stop()
+    assert 500_000 < len(parts(tmp_path, maxPartitionBytes=2)) < 1_000_000
 
 
 def queue_file(root, topic: str, queue_id: int):
