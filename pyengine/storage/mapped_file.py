@@ -128,7 +128,9 @@ def map_read_only(path: str | os.PathLike[str]) -> mmap.mmap:
         raise
     except (OSError, ValueError) as error:
         number = getattr(error, "errno", None) or 0
-        raise DiskError(f"cannot map {path}: {error}", errno=number, path=str(path)) from error
+        advice = ("; raise this process's limit (ulimit -v; of Spark spark.executor.pyspark.memory and "
+                  "spark.sql.planner.pythonExecution.memory), or read by Spark's option fileSystem=arrow" if number == errno.ENOMEM else "")
+        raise DiskError(f"cannot map {path}: {error}{advice}", errno=number, path=str(path)) from error
 
 
 @contextlib.contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 import pytest
 
 from fix_failpoints import at_failpoints
+from in_child import InChild
 from pyengine.errors import DiskError, StoreRefusedError
 from pyengine.formats.paths import segment_name
 from pyengine.storage import mapped_file
@@ -106,6 +108,21 @@ def test_a_name_between_two_segments_is_refused(tmp_path):
     make(tmp_path, 20)
     with pytest.raises(StoreRefusedError, match="multiple"):
         list_segments(tmp_path, SIZE)
+
+
+def test_a_process_that_may_map_too_little_is_told_what_to_raise(tmp_path):
+    """As a task of Spark with spark.executor.pyspark.memory, which sets RLIMIT_AS, reads a segment of 1 GiB."""
+    (tmp_path / "segment").touch()
+    os.truncate(tmp_path / "segment", 1 << 30)
+
+    def read() -> str:
+        resource.setrlimit(resource.RLIMIT_AS, (512 << 20, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        with pytest.raises(DiskError) as refused:
+            map_read_only(tmp_path / "segment")
+        return str(refused.value)
+
+    said = InChild(read)()
+    assert "Cannot allocate memory" in said and "spark.executor.pyspark.memory" in said and "fileSystem=arrow" in said, said
 
 
 def test_a_file_that_cannot_be_mapped_is_an_error(tmp_path):
