@@ -51,9 +51,15 @@ log = logging.getLogger(__name__)
 QUEUES_MAX, REMOTE_QUEUES_MAX = 10_000, 500  # a remote queue needs some requests before its share is known
 
 
-def plan(options: ReadOptions, most_bytes: int = 0, least: int = 1) -> list[LogRange | QueuePart]:
+def end_now(options: ReadOptions) -> int:
+    """Return the current end of the read's level. Errors as of plan()."""
+    with open_for_reading(options) as reader:
+        return reader.max_physical_offset(options.read_level)
+
+
+def plan(options: ReadOptions, most_bytes: int = 0, least: int = 1, *, end: int | None = None) -> list[LogRange | QueuePart]:
     """Return the read's partitions; none if there is nothing to read. Those of the log may have up to `most_bytes`, more than
-    maxPartitionBytes, while there are `least` of them.
+    maxPartitionBytes, while there are `least` of them. `end`: an earlier end of the level, beyond which nothing is read.
 
     DataLossError, NotAStoreError, StoreRefusedError; UsageError for a level that cannot be known.
     """
@@ -61,7 +67,7 @@ def plan(options: ReadOptions, most_bytes: int = 0, least: int = 1) -> list[LogR
     own = None if choose is None or options.access == "scan" else without_light_queues(choose)
     with open_for_reading(options) as reader:
         extents = QueueExtents(options, reader, own)
-        bounds = _bounds(options, reader, extents)
+        bounds = _bounds(options, reader, extents, end)
         require_names(options, reader)
         if bounds is None:
             return []
@@ -79,7 +85,7 @@ def plan(options: ReadOptions, most_bytes: int = 0, least: int = 1) -> list[LogR
         return [*cut(start, stop, limit, segment_bytes, partition_bytes(stop - start, wanted, options.min_partitions))]
 
 
-def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents) -> tuple[int, int, int] | None:
+def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents, end: int | None) -> tuple[int, int, int] | None:
     """Return physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
     limit = store.max_physical_offset(options.read_level)
     starts = store.commit_log.starts()
@@ -90,7 +96,7 @@ def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents) -> tu
             raise DataLossError(f"the log of {options.where} ends at {log_end}, below the level {options.read_level.value} at {limit}: "
                                 f"segments are missing; {REMEDY}")
         limit = log_end
-    limit = with_lost_end(options, store, limit, extents)
+    limit = with_lost_end(options, store, limit if end is None else min(limit, end), extents)
     if not starts:
         return None
     require_no_gap(options, store)

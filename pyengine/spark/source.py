@@ -6,9 +6,10 @@ rows. Spark imports this module in every session to find the formats, so it load
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -32,9 +33,20 @@ NARROW_PART_BYTES = 512 << 20
 class PyEngineSource(DataSource):
     """The commit log of one store, as a table."""
 
+    _end: int | None = None  # of the log, for every scan of one DataFrame
+
     @classmethod
     def name(cls) -> str:
         return "pyengine"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fix the end: Spark pickles the source in load(), and makes every scan of the DataFrame from that, of which a query may have
+        several. With the user's schema it does so for each scan of the first query."""
+        from pyengine.spark.plan import end_now
+
+        with contextlib.suppress(Exception):  # what is wrong is said where it is planned
+            self._end = end_now(read_options(self.options))
+        return self.__dict__
 
     def schema(self) -> str:
         """Return the default columns of the view, or those of the option `columns`."""
@@ -46,7 +58,8 @@ class PyEngineSource(DataSource):
     def reader(self, schema: StructType) -> LogReader | QueueViewReader:
         """Return the reader of the columns in `schema`: that of schema(), or the user's."""
         is_view = read_options(self.options, "any").view != MESSAGES
-        return (QueueViewReader if is_view else LogReader)(schema, dict(self.options))
+        given = dict(self.options)
+        return QueueViewReader(schema, given) if is_view else LogReader(schema, given, self._end)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:
         """Return the reader of a stream with the columns in `schema`."""
@@ -70,19 +83,20 @@ class PyEngineSource(DataSource):
 class LogReader(DataSourceReader):
     """One read: planned once in the driver, then each partition in some task."""
 
-    def __init__(self, schema: StructType, given: dict[str, str]) -> None:
+    def __init__(self, schema: StructType, given: dict[str, str], end: int | None = None) -> None:
         self.options = read_options(given)
+        self.end = end
         self.columns = columns_of_schema(schema, self.options)
         self.schema = schema
         self._is_cut = "maxpartitionbytes" in map(str.lower, given)
 
     def partitions(self) -> list[LogRange | QueuePart]:
-        """Return parts of the log below the current end of the level; larger ones if no bodies are read."""
+        """Return parts of the log below `end`, or the current end of the level; larger ones if no bodies are read."""
         from pyengine.spark.plan import plan
 
         if self._is_cut or self.options.is_remote or any(column.scanned == "body" for column in self.columns):
-            return plan(self.options)
-        return plan(self.options, NARROW_PART_BYTES, len(os.sched_getaffinity(0)))
+            return plan(self.options, end=self.end)
+        return plan(self.options, NARROW_PART_BYTES, len(os.sched_getaffinity(0)), end=self.end)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of one partition, as Arrow batches of exactly the schema that Spark expects."""
