@@ -304,6 +304,7 @@ class Connection(asyncio.Protocol):
         self.active_s = time.monotonic()
         self.idle_s = math.inf if is_local else owner.limits.idle_s  # after which it is closed
         self.is_closed = True
+        self.behind: set[tuple[str, str, int]] = set()  # topic, group and queue of pulls that were refused while the group popped
         self.far_reads = asyncio.Semaphore(FAR_READS_MAX)
         self.in_order = asyncio.Lock()  # for requests whose handler may wait, and whose order must not change
         self.waiting = 0                # pending requests of that kind

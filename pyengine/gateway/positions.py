@@ -241,8 +241,10 @@ class Positions:
 
     def update_offset(self, request: Request) -> Answer:
         """Commit an offset of an existing queue, for a group that belongs to clients."""
-        return self.commit(request.text("topic"), request.text("consumerGroup"), request.integer("queueId"),
-                           request.integer("commitOffset", bits=64))
+        topic, group, queue_id = request.text("topic"), request.text("consumerGroup"), request.integer("queueId")
+        if (topic, group, queue_id) in request.connection.behind and not self._offsets.why_not(group):
+            return Answer(codes.NO_PERMISSION, f"the group {group} has popped from queue {queue_id} of {topic} meanwhile: pull first")
+        return self.commit(topic, group, queue_id, request.integer("commitOffset", bits=64))
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int) -> Answer:
         if fault := topic_fault(topic) or group_fault(group):
@@ -257,6 +259,10 @@ class Positions:
         if not self._offsets.commit(topic, group, queue_id, offset):
             return Answer(codes.SYSTEM_ERROR, f"{OFFSETS_MAX} offsets of groups are kept already: delete groups that are no longer used")
         return Answer()
+
+    def committed(self, topic: str, group: str, queue_id: int) -> int:
+        """Return the next offset of a group, 0 without one."""
+        return self._offsets.committed(topic, group, queue_id) or 0
 
     def begins_near_log_end(self, topic: str, queue_id: int) -> bool:
         """Return whether the queue begins at 0 and has its first message near the log's end, or has no message."""

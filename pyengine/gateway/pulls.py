@@ -185,9 +185,12 @@ class Pulls:
     def _pull(self, request: Request, group: str, config: SubscriptionGroup) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         if not config.consume_enable:
             return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
-        refuse_if(self.why_not(group), codes.NO_PERMISSION)
-        self._note_pull(request, group, PULLING_S)
         name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
+        if why := self.why_not(group):
+            if (known := self._names.topic(name)) is not None and 0 <= queue_id < known.read_queue_nums:
+                request.connection.behind.add((name, group, queue_id))
+            raise RequestRefusedError(codes.NO_PERMISSION, why)
+        self._note_pull(request, group, PULLING_S)
         topic = self._names.existing(name, f", apply first please! {codes.FAQ}")
         if not topic.perm & PERM_READ and not name.startswith(DEAD_PREFIX):
             return Answer(codes.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
@@ -197,6 +200,12 @@ class Pulls:
         found = self._subscription(request, config, name, flags)
         offset = request.integer("queueOffset", bits=64)
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
+        if (name, group, queue_id) in request.connection.behind:  # its client's offset was read before, or while, the group popped
+            committed = self.positions.committed(name, group, queue_id)
+            request.connection.behind.remove((name, group, queue_id))
+            if offset < committed:
+                low, high = self._reader.queue_range(name, queue_id, LEVEL)
+                return self._answer(pull, GetRecords(GetStatus.OFFSET_TOO_SMALL, b"", 0, committed, low, high))
         if flags & COMMIT_FLAG and not self._names.is_of_slave:
             self.positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
         result = self._near(pull) if found.expression_type == TAG else None

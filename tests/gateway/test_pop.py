@@ -348,6 +348,32 @@ def test_a_group_does_not_pop_and_pull_at_once(served, topic, group):
         assert refused.code == codes.NO_PERMISSION and "is consumed by POP and has 1 messages in flight" in refused.remark
 
 
+def test_a_consumer_that_was_refused_while_its_group_popped_begins_where_the_pops_ended(served, topic, group):
+    popping, refused = served.broker(), served.broker()
+    put(popping, topic, *(b"m%d" % number for number in range(11)))
+    queue = {"consumerGroup": group, "topic": topic, "queueId": 0}
+    found = pop_all(popping, topic, group, 12)
+    assert refused.ask(codes.QUERY_CONSUMER_OFFSET, queue).fields["offset"] == "0"
+    assert refused.ask(codes.PULL_MESSAGE, pull_fields(topic, 0, group=group)).code == codes.NO_PERMISSION
+    heartbeat(popping, "me", group, subscription(topic))
+    assert {ack(popping, each) for each in found[:10]} == {codes.SUCCESS}
+    reset = {"topic": topic, "group": group, "timestamp": 0, "queueId": 0, "offset": 10}
+    for queue_id, offset in ((0, 10), (1, 0), (2, 0), (3, 0)):  # so that the group pops no more
+        assert popping.ask(codes.INVOKE_BROKER_TO_RESET_OFFSET, reset | {"queueId": queue_id, "offset": offset}).code == codes.SUCCESS
+
+    def ask(client, code, fields):
+        answer = client.ask(code, fields)
+        return answer.code, answer.fields.get("nextBeginOffset") or answer.fields.get("offset")
+
+    assert ask(refused, codes.UPDATE_CONSUMER_OFFSET, queue | {"commitOffset": 0})[0] == codes.NO_PERMISSION
+    assert ask(refused, codes.PULL_MESSAGE, pull_fields(topic, 0, group=group, sysFlag=5)) == (codes.PULL_OFFSET_MOVED, "10")
+    assert ask(refused, codes.QUERY_CONSUMER_OFFSET, queue) == (codes.SUCCESS, "10")
+    assert ask(refused, codes.PULL_MESSAGE, pull_fields(topic, 10, group=group)) == (codes.SUCCESS, "12")
+    assert ask(refused, codes.UPDATE_CONSUMER_OFFSET, queue | {"commitOffset": 11})[0] == codes.SUCCESS
+    assert ask(refused, codes.PULL_MESSAGE, pull_fields(topic, 0, group=group)) == (codes.SUCCESS, "12"), "it may go back by itself"
+    assert ask(served.broker(), codes.UPDATE_CONSUMER_OFFSET, queue | {"commitOffset": 1})[0] == codes.SUCCESS
+
+
 def test_a_group_pulls_as_long_as_one_of_its_clients_does(served, topic, group):
     client, other, third = served.broker(), served.broker(), served.broker()
     held = pull_fields(topic, 1, 0, consumerGroup=group, sysFlag=6, suspendTimeoutMillis=60_000, subscription="*")
