@@ -160,6 +160,10 @@ class Engine(arguments.AsyncBlock):
         try:
             if code not in (ExitCode.OK, ExitCode.DEGRADED):
                 loss = store.loss() if store else None
+                if not loss and (living := living_kinds(self.path)) and native.SUPERVISOR not in living:
+                    stop_engine(self.path, timeout_s)
+                    raise EngineError(f"the supervisor of {self.path} ended before its workers (exit code {code}), which have been stopped "
+                                      "in order")
                 raise EngineError(f"the engine on {self.path} " + (f"has ended: {loss.sentence}" if loss else
                                   f"could not stop in order (exit code {code}): {_last_log_lines(self.path)}; the next start recovers it"))
         finally:

@@ -197,7 +197,7 @@ def test_settings_are_typed_or_text(root):
         Engine(root, flush_dsk_type="x").start()
 
 
-def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_is_recovered(root):
+def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_leaves_no_worker(root):
     engine = Engine(root, **SMALL).start()
     with engine.connect() as producer:
         assert producer.put("T", b"one").ok
@@ -205,7 +205,8 @@ def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_is_recovered
     eventually(lambda: (engine.state, engine.pid) == ("stopped", None), "it knows")
     with pytest.raises(EngineError, match="exit code -9"):
         engine.stop()
-    with pyengine.Engine(root) as again, again.connect() as producer:  # adopts the living workers
+    assert living_kinds(root) == [] and not (root / "abort").exists()
+    with pyengine.Engine(root, flush_disk_type="SYNC_FLUSH") as again, again.connect() as producer:
         assert producer.put("T", b"two").ok
     assert living_kinds(root) == [] and bodies(root) == [b"one", b"two"]
 
