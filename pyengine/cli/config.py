@@ -263,21 +263,23 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
     settings, rows = dict(given), list[dict[str, Any]]()
     host, said = _store_host(properties)
 
-    def take(name: str, text: str) -> tuple[str, bool]:
+    def take(key: str, name: str, text: str) -> tuple[str, bool]:
         """Use one setting; return the outcome, and whether it is worth a note."""
         wanted = SETTINGS[name].read(text, path.name)
         there = getattr(base, name)
         if name in asked:
             return f"not taken: --set says {asked[name]}", True
-        if name in FIXED_NAMES and base.origins.get(name) is not None and wanted != there:
+        if name in FIXED_NAMES and wanted != there and not _fits(root, name, text):
             return f"differs: the store's files have {there}, which stays", True
         settings[name] = text
+        if name in FIXED_NAMES and key.startswith("maped"):
+            return f"{TAKEN} as {name}; RocketMQ 4.9 ignores this key: it reads {SETTINGS[name].key}", True
         before = f"; {base.origins[name]} says {there}" if name in base.origins and wanted != there else ""
         return f"{TAKEN} as {name}{before}", bool(before)
 
     for key, value in properties.items():
         if key in _GATEWAYS_OWN:  # a broker has one address, in its routes and in its messages
-            found = [take("store_host", host) if host is not None else (said, True), take(_GATEWAYS_OWN[key], value.strip())]
+            found = [take(key, "store_host", host) if host is not None else (said, True), take(key, _GATEWAYS_OWN[key], value.strip())]
         else:
             try:
                 name = setting_name(key, path.name)
@@ -285,10 +287,19 @@ def read_broker_conf(path: Path, root: Path | None, given: Mapping[str, str]) ->
                 found = [_without_setting(key, value, root)]
             else:
                 here = _in_store(root, properties, value) if name in LOG_PATHS else value
-                found = [take(name, here)] + [(f"in {root}: {here}", True)] * (here != value)
+                found = [take(key, name, here)] + [(f"in {root}: {here}", True)] * (here != value)
         rows.append({"key": key, "value": value, "outcome": "; ".join(outcome for outcome, _ in found),
                      "is_note": any(note for _, note in found)})
     return settings, rows
+
+
+def _fits(root: Path | None, name: str, text: str) -> bool:
+    """Return whether the store's files may have this size: they have no other yet."""
+    try:
+        load_config(root, {name: text})
+    except ConfigError:
+        return False
+    return True
 
 
 def _in_store(root: Path | None, properties: Mapping[str, str], folders: str) -> str:

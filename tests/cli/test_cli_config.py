@@ -159,6 +159,22 @@ def test_settings_of_a_brokers_file_are_taken_and_each_outcome_is_listed(golden,
     assert "in broker.conf" in text and "10.2.3.4:10931" in text
 
 
+@pytest.mark.parametrize("key", ["mappedFileSizeConsumeQueue", "mapedFileSizeConsumeQueue"])
+def test_a_size_in_a_brokers_file_that_its_files_do_not_have_is_left_out(tmp_path, key):
+    conf, root = tmp_path / "broker.conf", tmp_path / "store"
+    conf.write_text(f"{key}=300000\n")
+    sizes = {"mapped_file_size_commit_log_bytes": 1 << 20, "max_message_size_bytes": 256 << 10}
+    with pyengine.Engine(root, message_index_enable=False, **sizes) as engine, engine.connect() as producer:
+        producer.put("T", b"x")
+    config_path(root).unlink()  # as of a broker, whose queue files have the usual size
+    document = run("config", "explain", root, "--broker-conf", conf, "--json").document
+    assert outcomes(document)[key] == "differs: the store's files have 6000000, which stays"
+    document = run("config", "explain", "--broker-conf", conf, "--json").document
+    is_old = key.startswith("maped")
+    assert outcomes(document)[key] == "taken as mapped_file_size_consume_queue_bytes" + (
+        "; RocketMQ 4.9 ignores this key: it reads mappedFileSizeConsumeQueue" if is_old else "")
+
+
 @pytest.mark.parametrize(("text", "says"), [
     ("fileReservedTime=soon", "soon (broker.conf)"), ("flushDiskType=LATER", "ASYNC_FLUSH"), ("brokerIP1=my-host", "is not an address"),
 ])
