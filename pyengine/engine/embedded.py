@@ -561,6 +561,7 @@ def _check_new_start(root: Path, settings: Mapping[str, str]) -> None:
     """Check, before a process is started, whatever can be checked here: the caller gets that error directly."""
     from pyengine.engine.bring_up import prepare_root, require_descriptors
 
+    _interpreter(root)  # or a UsageError
     keep_standard_descriptors()
     refuse_shared(root)
     require_descriptors()
@@ -588,20 +589,33 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
+def _interpreter(root: Path) -> str:
+    """Return the Python that runs a supervisor; UsageError in a program that is its own: it would start itself, again and again."""
+    name = os.path.basename(os.path.realpath(sys.executable)) if sys.executable else ""
+    if getattr(sys, "frozen", False) or "py" not in name or "uwsgi" in name:
+        raise UsageError(f"this program cannot start an engine, since {sys.executable or 'sys.executable'} is no Python: start it with "
+                         f"{command('start', root)}, and use pyengine.connect()")
+    return sys.executable
+
+
 def spawn_supervisor(root: Path, settings: Mapping[str, str], *, stdin: int, embedder: int | None = None,
                      options: tuple[str, ...] = ()) -> tuple[subprocess.Popen[bytes], int]:
     """Start a supervisor: (process, descriptor on which it reports). `embedder`: pidfd of the process that it must not outlive."""
     keep_standard_descriptors()
+    interpreter = _interpreter(root)
     reading, writing = os.pipe2(os.O_CLOEXEC)
     kept: tuple[int, ...] = (writing,)
     if embedder is not None:
         kept, options = (writing, embedder), (*options, "--embedder-fd", str(embedder))
     with closed_on_error(reading), opened(writing), log_file.open_log(root) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
-             *set_arguments(settings)],
-            stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True,
-            cwd="/")  # the directory of its starter, perhaps on another disk, must not stay in use
+        try:
+            process = subprocess.Popen(
+                [interpreter, "-P", "-m", "pyengine.workers.supervisor", str(root), "--report-fd", str(writing), *options,
+                 *set_arguments(settings)],
+                stdin=stdin, stdout=log, stderr=log, pass_fds=kept, env=without_systemd(child_environment()), start_new_session=True,
+                cwd="/")  # the directory of its starter, perhaps on another disk, must not stay in use
+        except OSError as error:
+            raise EngineError(f"the engine on {root} was not started: {interpreter} cannot be run: {error.strerror}") from None
     return process, reading
 
 

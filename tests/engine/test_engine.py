@@ -212,6 +212,21 @@ def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_leaves_no_wo
 
 
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("program", "error", "says"), [
+    (sys.executable, UsageError, "`pyengine start .*connect"), (None, UsageError, "sys.executable is no Python"),
+    ("", UsageError, "sys.executable is no Python"), ("uwsgi-python3", UsageError, "uwsgi-python3 is no Python"),
+    ("program", UsageError, "program is no Python"), ("python3", EngineError, "cannot be run: No such file")])
+def test_a_program_that_is_its_own_interpreter_starts_no_supervisor(tmp_path, monkeypatch, program, error, says, shared):
+    """A frozen one would start itself, and that again, without end."""
+    monkeypatch.setattr(sys, "executable", program and str(tmp_path / program))  # none is there
+    if says.startswith("`"):
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(error, match=says):
+        Engine(tmp_path / "store", shared=shared, **SMALL).start()
+    assert living_kinds(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize("shared", [False, True])
 def test_an_engine_whose_disk_failed_while_it_ran_is_degraded_and_can_be_joined(make_engine, shared):
     made = make_engine()
     engine = pyengine.Engine(made.root, shared=shared, **SMALL).start()
