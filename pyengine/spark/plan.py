@@ -73,7 +73,7 @@ def plan(options: ReadOptions, most_bytes: int = 0, least: int = 1, *, end: int 
             return []
         start, stop, limit = bounds
         require_messages_of_times(options, reader, limit)
-        require_offsets(options, reader)
+        require_offsets(options, reader, min(limit, reader.dispatched_offset(options.read_level)))
         parts = plan_queues(options, reader, start, stop, limit, extents)
         if parts is not None:
             return parts

@@ -135,8 +135,8 @@ def has_no_queues(store: OpenStore) -> bool:
 # -- offsets ------------------------------------------------------------------------
 
 
-def require_offsets(options: ReadOptions, reader: OpenStore) -> None:
-    """Check that offsets given as numbers are in their queues, unless losses are allowed."""
+def require_offsets(options: ReadOptions, reader: OpenStore, limit: int) -> None:
+    """Check that offsets given as numbers are in their queues, below `limit` of the log, unless losses are allowed."""
     if not options.fail_on_data_loss:
         return
     bounds = offset_bounds(options)
@@ -145,7 +145,9 @@ def require_offsets(options: ReadOptions, reader: OpenStore) -> None:
                          "requested offsets: copy them too, set failOnDataLoss=false to read what there is, or choose times "
                          "or physical offsets")
     for (topic, queue_id), (first, end) in bounds.items():
-        low, high = reader.queue_range(topic, queue_id, options.read_level)
+        queue = reader._queue(topic, queue_id)
+        entries = None if queue is None else queue.entries(reader.min_physical_offset, limit)
+        low, high = (0, 0) if entries is None else (entries.min_offset, entries.max_offset)
         if end < first:
             raise UsageError(f"queue {topic}/{queue_id}: the starting offset {first} is after the ending offset {end}")
         for name, offset in (("startingOffsets", first), ("endingOffsets", end)):

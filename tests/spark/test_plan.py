@@ -20,7 +20,7 @@ from pyengine.formats.paths import StorePaths
 from pyengine.spark import plan as planning
 from pyengine.spark.options import read_options
 from pyengine.spark.partitions import DataLossError, LogRange, QueuePart
-from pyengine.spark.plan import plan
+from pyengine.spark.plan import end_now, plan
 from pyengine.storage.checkpoint import WATERMARK, DurableWatermark
 from pyengine.storage.mapped_file import MappingCache
 from spark import oracle
@@ -222,3 +222,23 @@ def test_files_deleted_after_the_plan_raise_data_loss_or_are_left_out(golden):
         rows(root, ranges, **given)
     found = rows(root, ranges, columns="partition", failOnDataLoss="false", **given)
     assert {queue_id for (queue_id,) in found} == {1}
+
+
+@pytest.mark.parametrize("access", ["scan", "queue"])
+def test_offsets_beyond_the_end_that_load_found_are_a_loss_though_they_exist_now(tmp_path, access):
+    builder = StoreBuilder(tmp_path / "store")
+
+    def reading(**bounds: int):
+        offsets = {f"{name}Offsets": json.dumps({"T": {"0": offset}}) for name, offset in bounds.items()}
+        return read_options({"path": str(builder.root), "subscribe": "T", "access": access, **offsets})
+
+    for _ in range(90):
+        builder.put("T", b"x")
+    end = end_now(reading())
+    for _ in range(20):
+        builder.put("T", b"x")
+    for bounds in ({"starting": 95}, {"starting": 0, "ending": 100}):
+        with pytest.raises(DataLossError, match="queue T/0 holds offsets 0 to 90"):
+            plan(reading(**bounds), end=end)
+        assert plan(reading(**bounds))
+    assert plan(reading(starting=0, ending=90), end=end)
