@@ -197,13 +197,13 @@ def plan_queues(
     elif missing := missing_entries(reader, extents, dispatched):
         log.warning("%s: consume queues lack messages (%s), so the log is read", options.where, missing)
         return None
-    most = partition_bytes(wanted_bytes, options.max_partition_bytes, options.min_partitions)
+    start = max(start, dispatched)
+    most = partition_bytes(wanted_bytes + stop - start, options.max_partition_bytes, options.min_partitions)
     segment_bytes, file_bytes = reader.commit_log.size_bytes, reader.geometry.mapped_file_size_consume_queue_bytes
     parts: list[LogRange | QueuePart] = [
         QueuePart(tuple(group), limit, segment_bytes, file_bytes) for group in grouped(slices, most)
     ]
-    return parts + cut(max(start, dispatched), stop, limit, segment_bytes, options.max_partition_bytes,
-                       begins_record=reader.is_live and options.ends_between_records)
+    return parts + cut(start, stop, limit, segment_bytes, most, begins_record=reader.is_live and options.ends_between_records)
 
 
 def why_no_queues(options: ReadOptions, reader: OpenStore, limit: int) -> tuple[str, int]:

@@ -242,3 +242,12 @@ def test_offsets_beyond_the_end_that_load_found_are_a_loss_though_they_exist_now
             plan(reading(**bounds), end=end)
         assert plan(reading(**bounds))
     assert plan(reading(starting=0, ending=90), end=end)
+
+
+def test_the_undispatched_part_counts_among_the_parts_of_a_read_through_queues(tmp_path, monkeypatch):
+    write_log(tmp_path, [{"topic": "T", "body": bytes(200_000)}] * 6, 1 << 20)
+    monkeypatch.setattr(planning, "why_no_queues", lambda *_: ("", 0))
+    given = {"subscribe": "T", "access": "queue", "allowMissing": "true"}
+    with pytest.raises(UsageError, match="maxPartitionBytes = 1 makes more than 1,000,000 partitions of .* bytes: give 2 at least"):
+        parts(tmp_path, maxPartitionBytes=1, **given)
+    assert len(parts(tmp_path, minPartitions=7, **given)) >= 7
