@@ -100,6 +100,9 @@ def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents, end: 
     if not starts:
         return None
     require_no_gap(options, store)
+    if end is not None and 0 < end < starts[0] and options.fail_on_data_loss:
+        raise DataLossError(f"the log of {options.where} begins at {starts[0]} now, beyond its end at load(), {end}: load() it again; "
+                            f"{REMEDY}")
     return *_physical_bounds(options, starts[0], limit), limit
 
 

@@ -251,3 +251,23 @@ def test_the_undispatched_part_counts_among_the_parts_of_a_read_through_queues(t
     with pytest.raises(UsageError, match="maxPartitionBytes = 1 makes more than 1,000,000 partitions of .* bytes: give 2 at least"):
         parts(tmp_path, maxPartitionBytes=1, **given)
     assert len(parts(tmp_path, minPartitions=7, **given)) >= 7
+
+
+def test_a_snapshot_that_was_deleted_before_its_plan_is_a_loss(tmp_path):
+    builder = StoreBuilder(tmp_path / "store")
+
+    def reading(**given: str):
+        return read_options({"path": str(builder.root), **given})
+
+    of_empty = end_now(reading())
+    builder.put("T", b"x")
+    end = end_now(reading())
+    while builder.end < 3 * 4096:
+        builder.put("T", b"x")
+    first = StorePaths(builder.root).commit_log_segment(0)
+    first.rename(tmp_path / "segment")
+    with pytest.raises(DataLossError, match=rf"begins at 4096 now, beyond its end at load\(\), {end}: load\(\) it again"):
+        plan(reading(), end=end)
+    assert plan(reading(failOnDataLoss="false"), end=end) == plan(reading(), end=of_empty) == []
+    (tmp_path / "segment").rename(first)
+    assert plan(reading(), end=end)
