@@ -254,7 +254,7 @@ class LogStream(StreamOffsets):
             first_ms = self._first_time(segment, end)
             if first_ms is None or first_ms >= timestamp_ms:
                 break
-            begin = segment  # all records before it are older
+            begin = segment  # all records before it are older, while store times ascend
         found = next(self._records(begin, end, batch_rows=1, row_filter=RowFilter(start_ms=timestamp_ms)), None)
         return end if found is None else int(found[0].as_py())
 
