@@ -112,8 +112,9 @@ def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile],
         if begin is None or segments[0].start_offset <= begin:
             return ""
         return (f"the log began at {begin:,} and now begins at {segments[0].start_offset:,}, and {', '.join(sorted(map(str, empty)))} "
-                "has no segment: mount its disk, or leave it out of the log's folders (store_path_commit_log, "
-                "read_only_commit_log_store_paths) if its messages are to be given up")
+                "has no segment: mount its disk; or, if older segments were deleted or are lost, run `pyengine recover STORE "
+                "--accept-loss`; or leave it out of the log's folders (store_path_commit_log, read_only_commit_log_store_paths) "
+                "if its messages are to be given up")
     name, new = ("read_only_commit_log_store_paths", "") if gone[0] in folders.read_only else (
         "store_path_commit_log", ", make it if it is new")
     return f"the log's folder {gone[0]} is missing: mount its disk{new}, or leave it out of {name} if its messages are to be given up"

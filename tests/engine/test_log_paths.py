@@ -156,6 +156,30 @@ def test_an_archive_whose_segments_are_deleted_or_given_up_stops_no_start(tmp_pa
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("is_same_place", [False, pytest.param(True, marks=pytest.mark.ci)])
+def test_a_new_disk_for_one_that_died_with_the_oldest_segments_is_used_once_the_loss_is_accepted(tmp_path, is_same_place):
+    root, disk = tmp_path / "store", tmp_path / "disk"
+    disk.mkdir()
+    first = stored(root, store_path_commit_log=f"{disk},commitlog")[0]
+    for segment in list_log(root, SEGMENT):
+        folder = disk if segment.path.name == first else root / "commitlog"
+        if segment.path.parent != folder:
+            shutil.move(segment.path, folder)
+    shutil.rmtree(disk)
+    new = disk if is_same_place else tmp_path / "new"
+    new.mkdir()
+    setting = {"store_path_commit_log": f"{new},commitlog"}
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="if older segments were deleted or are lost, run `pyengine recover STORE --accept-loss`"):
+            pyengine.Engine(root, **setting).start()
+    assert run("recover", root, "--accept-loss").code == 0
+    for _ in range(2):
+        with pyengine.Engine(root, **setting) as engine:
+            assert engine.state == "running"
+            assert 0 < len(read_all(root)) < MESSAGES
+
+
+@pytest.mark.timeout(240)
 def test_an_edit_of_the_file_moves_no_process_of_a_running_engine_to_other_folders(make_engine):
     engine = make_engine(**SMALL)
     engine.start()
