@@ -392,15 +392,16 @@ def test_another_user_can_lock_no_file_that_stops_consumers_tables_or_transactio
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("umask", [0o002, 0o022], ids=oct)
 @pytest.mark.parametrize("mode", [0o2775, 0o2755, 0o777], ids=oct)
-def test_a_lock_that_a_killed_process_left_is_for_those_who_may_write_in_the_folder(mode):
+def test_a_lock_that_a_killed_process_left_is_for_those_who_may_write_in_the_folder(mode, umask):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.chown(folder, 0, NOBODY)
         folder.chmod(mode)
         child = os.fork()
         if child == 0:
-            os.umask(0o002)
+            os.umask(umask)
             with locked_folder(folder):
                 os._exit(0)
         os.waitpid(child, 0)
@@ -413,6 +414,18 @@ def test_a_lock_that_a_killed_process_left_is_for_those_who_may_write_in_the_fol
         assert stat.S_IMODE(lock.stat().st_mode) == (0o660 if is_shared else 0o600)
         assert as_nobody(taken) == (is_shared or f"DiskError: cannot lock {lock}: Permission denied")
         assert lock.exists() == (not is_shared)
+
+
+@pytest.mark.root
+def test_a_private_file_that_a_member_put_in_the_place_of_the_lock_stays_private():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.chown(folder, 0, NOBODY)
+        folder.chmod(0o2775)
+        lock = folder / ".pyengine.lock"
+        lock.touch(0o600)
+        with locked_folder(folder):
+            assert stat.S_IMODE(lock.stat().st_mode) == 0o600
 
 
 @pytest.mark.root

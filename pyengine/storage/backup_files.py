@@ -296,8 +296,11 @@ def locked_folder(folder: Path, *, shared: bool = False) -> Iterator[None]:
 def _lock_file(folder: int, where: Path, kind: int) -> int:
     """Return a descriptor of the lock file, locked. StoreBusyError if another process has it; OSError, DiskError."""
     mode = PRIVATE | 0o060 if os.fstat(folder).st_mode & _OF_GROUP == _OF_GROUP else PRIVATE
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
-        descriptor = os.open(LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
+        with contextlib.suppress(OSError), opened(os.open(LOCK_NAME, flags | os.O_EXCL, mode, dir_fd=folder)) as made:
+            os.fchmod(made, mode)  # whatever the umask; only of a new file: one that is there may be another that a member renamed
+        descriptor = os.open(LOCK_NAME, flags, mode, dir_fd=folder)
         try:
             if not try_lock(descriptor, 0, where, kind):
                 raise StoreBusyError(f"another process of pyengine is using {where}: wait for it")
