@@ -537,9 +537,13 @@ class DelayCancels:
     def _follow(self) -> None:
         if not self._lines.size_bytes:
             self._state = _Cancels()
-        for fields in self._lines.news():
-            with contextlib.suppress(*PARSE_ERRORS):
-                self._state.apply(fields)
+        try:
+            for fields in self._lines.news():
+                with contextlib.suppress(*PARSE_ERRORS):
+                    self._state.apply(fields)
+        except BaseException:  # of a signal handler too: some of them may not be applied
+            self._lines.rewind()
+            raise
 
 
 def delay_marks(content: bytes) -> bytes:

@@ -349,6 +349,21 @@ def test_after_a_cancel_that_a_signal_handler_interrupts_each_mark_counts(make, 
         path.write_bytes(sealed_line(before._asdict()))
 
 
+def test_after_an_interrupted_cancel_the_next_one_knows_what_the_scheduler_took(make):
+    """Lines that were read and not applied were never read again."""
+    scheduler, program = make(), make()
+
+    def begin() -> None:
+        program.path.unlink(missing_ok=True)
+        assert program.cancel(of_level(9))
+        scheduler.take(1, 6, 0)
+
+    begin()
+    for _ in interrupted_at_each_place(lambda: program.cancel(of_level(5))):
+        assert not program.cancel(of_level(5))
+        begin()
+
+
 def test_cancels_at_once_all_count(make, always_long):
     """Beside a scheduler that shortens the file all the time."""
     scheduler, over = make(), threading.Event()
