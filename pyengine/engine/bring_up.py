@@ -49,6 +49,7 @@ from pyengine.ipc.shared_objects import SharedFolder, note_run, pool_name
 from pyengine.ipc.store_lock import StoreLock, lock_modified_ns
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
+from pyengine.native.session import session_bytes
 from pyengine.native.waiting import spin_us
 from pyengine.native.writer import format_queue_table, queue_table_bytes, set_queue_offset, view_queue_table
 from pyengine.services.replication.ha_handshake import Secret, SecretError
@@ -439,9 +440,10 @@ def require_descriptors(pool_buffers: int = 0) -> None:
 
 def require_file_size(config: EngineConfig) -> None:
     """Raise EngineError when a process that starts from here may not make files as long as this store's."""
-    limit, wanted = resource.getrlimit(resource.RLIMIT_FSIZE)[0], config.mapped_file_size_commit_log_bytes
-    if config.message_index_enable:
-        wanted = max(wanted, config.geometry.index_layout.size_bytes)
+    limit, sizes = resource.getrlimit(resource.RLIMIT_FSIZE)[0], config.geometry
+    wanted = max(sizes.mapped_file_size_commit_log_bytes, sizes.mapped_file_size_consume_queue_bytes,
+                 config.enable_consume_queue_ext * sizes.mapped_file_size_consume_queue_ext_bytes,
+                 config.message_index_enable * sizes.index_layout.size_bytes, session_bytes(config.session_ring_bytes))
     if limit != resource.RLIM_INFINITY and limit < wanted:
         raise EngineError(f"a file may have {limit:,} bytes here, and this store's have up to {wanted:,}: raise the limit "
                           "(`ulimit -f unlimited`, LimitFSIZE= in a unit)")

@@ -21,12 +21,13 @@ from pyengine.cli.promote import promote_stopped
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, DESCRIPTORS_RAISED_TO, FIRST_GENERATION, bring_up, require_descriptors
 from pyengine.engine.kinds import raise_descriptors
-from pyengine.engine_config import EngineConfig
 from pyengine.errors import CorruptionError, DiskFullError, EngineError, EngineUnavailableError, UsageError
+from pyengine.formats.index_file import IndexLayout
 from pyengine.ipc import sessions, shared_objects
 from pyengine.ipc.live_reader import open_store
 from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
+from pyengine.native.session import session_bytes
 from pyengine.native.writer import get_queue_offset, view_queue_table
 from pyengine.storage.config import load_config
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
@@ -327,14 +328,22 @@ def test_a_start_whose_pool_leaves_too_few_descriptors_is_refused(tmp_path):
     assert done.code == 1 and f"needs {DESCRIPTORS_MIN + 20}" in done.stderr and "Traceback" not in done.stderr, done
 
 
-@pytest.mark.parametrize("settings", [SMALL, {**SMALL, "mapped_file_size_commit_log_bytes": 1 << 26}], ids=["index", "log"])
-def test_a_start_that_may_not_make_files_so_long_is_refused(tmp_path, settings):
-    """It ran, and said of each put that the disk is full for a moment."""
+LITTLE = {**SMALL, "message_index_enable": "false", "session_ring_bytes": 65_536}
+
+
+@pytest.mark.parametrize("settings, longest", [
+    ({**LITTLE, "mapped_file_size_commit_log_bytes": 1 << 26}, 1 << 26),
+    ({**LITTLE, "mapped_file_size_consume_queue_bytes": 6_000_000}, 6_000_000),
+    ({**LITTLE, "enable_consume_queue_ext": "true"}, 48 << 20),
+    ({**SMALL, "max_index_num": 500_000}, IndexLayout(1000, 500_000).size_bytes),
+    (SMALL, session_bytes(4 << 20)),
+], ids=["log", "consume queue", "extension", "index", "ring"])
+def test_a_start_that_may_not_make_files_so_long_is_refused(tmp_path, settings, longest):
+    """It ran, and said of each put that the disk is full for a moment, or made no queue entries for good."""
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    wanted = EngineConfig(**settings).geometry
-    limit = max(wanted.mapped_file_size_commit_log_bytes, wanted.index_layout.size_bytes) - 1
+    limit = longest - 1
     done = spawn("start", tmp_path / "store", *words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    assert done.code == 1 and f"a file may have {limit:,} bytes here, and this store's have up to {limit + 1:,}: " in done.stderr, done
+    assert done.code == 1 and f"a file may have {limit:,} bytes here, and this store's have up to {longest:,}: " in done.stderr, done
     assert "ulimit -f" in done.stderr and not (tmp_path / "store" / "commitlog").exists()
 
 
