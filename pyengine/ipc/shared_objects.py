@@ -356,8 +356,10 @@ def _semaphore_refused(name: str, act: str, error: Exception) -> EngineUnavailab
     path = _semaphore_path(name)
     if os.path.exists(path) and not isinstance(error, OSError):
         return EngineUnavailableError(f"another user has made the named semaphore {name} ({path}): remove it as that user or as root")
+    may_write = isinstance(error, OSError) and error.errno not in (errno.EROFS, errno.EACCES)
+    advice = "" if may_write else ": it must be a tmpfs you may write, also with shm_directory"
     return EngineUnavailableError(f"the named semaphore {name} cannot be {act} in {SEMAPHORE_FOLDER}: "
-                                  f"{getattr(error, 'strerror', error)}: it must be a tmpfs you may write, also with shm_directory")
+                                  f"{getattr(error, 'strerror', None) or error}{advice}")
 
 
 ENGINE_RUN: DurableRecord[str] = DurableRecord(

@@ -148,6 +148,17 @@ def test_a_semaphore_that_may_not_be_made_is_an_error_with_the_name_of_its_folde
         create_semaphores(folder.short_id)
 
 
+def test_a_process_without_a_free_descriptor_is_told_that_and_not_that_the_folder_is_wrong(folder):
+    def refused() -> str:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with pytest.raises(EngineUnavailableError) as said:
+            create_semaphores(folder.short_id)
+        return str(said.value)
+
+    said = InChild(refused)()
+    assert re.search(r"cannot be made in /dev/shm: .*files open$", said), said
+
+
 def test_the_default_folder_is_not_said_to_be_needless(folder, tmp_path):
     for parent, sentence in ((folder.path.parent, "/dev/shm must be a tmpfs"), (tmp_path, "set shm_directory to a tmpfs")):
         with pytest.raises(DiskError, match=f"File name too long: {sentence} you may write"):
