@@ -602,10 +602,11 @@ class Channel(virtual.Channel):
         if consumer_tag in self._consumed:
             queue, *_ = self._consumed.pop(consumer_tag)
             self.connection.watch()
-            for tag, delivery in reversed(list(self._unsettled.items())):
-                if delivery.queue is queue and tag not in self._known:  # Celery has dropped it
-                    self.qos._quick_ack(tag)
-                    self._untake(tag)
+            if type(sys.exception()).__name__ in {"WorkerShutdown", "WorkerTerminate"}:  # with which a worker of Celery ends
+                for tag, delivery in reversed(list(self._unsettled.items())):
+                    if delivery.queue is queue and tag not in self._known:  # Celery, which settles by the message, has dropped it
+                        self.qos._quick_ack(tag)
+                        self._untake(tag)
             queue.release()
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:

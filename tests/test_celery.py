@@ -555,6 +555,27 @@ def test_a_process_has_a_share_of_a_queue_as_long_as_a_channel_reads_it(connect,
     assert sorted(message.payload for message in got) == [*range(4)]
 
 
+def test_a_cancelled_consumers_message_of_which_the_program_has_only_the_tag_is_still_its_own(connect):
+    connection, got, queue = connect(), [], kombu.Queue("q")
+    channel = connection.channel()
+    callbacks = [lambda body, message: got.append((body, message.delivery_tag))]
+    consumers = [kombu.Consumer(channel, [queue], callbacks=callbacks, tag_prefix=name) for name in ("a", "b")]
+    for consumer in consumers:
+        consumer.consume()
+    connection.Producer().publish("one", routing_key="q")
+    connection.drain_events(timeout=scaled_timeout_s(10))
+    consumers[0].cancel()
+    connection.Producer().publish("two", routing_key="q")
+    while "two" not in dict(got):
+        connection.drain_events(timeout=scaled_timeout_s(10))
+    assert [body for body, _ in got] == ["one", "two"]
+    consumers[1].cancel()
+    for _, tag in got:
+        channel.basic_ack(tag)
+    channel.close()
+    assert queue(connection.default_channel).get() is None
+
+
 def test_one_message_after_the_other_is_got_before_any_is_settled(connect, task_store):  # noqa: F811
     connection = connect()
     queue = kombu.Queue("q")(connection.default_channel)
