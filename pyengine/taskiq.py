@@ -53,6 +53,7 @@ class PyengineBroker(AsyncBroker):
             "commit_interval_s": commit_interval_s, "session_timeout_s": session_timeout_s, "sharing": sharing}
         self._producer: Producer | None = None
         self._consumer: Consumer | None = None
+        self._listens = 0  # that have not ended: one that is left by `break` ends later
 
     async def startup(self) -> None:
         """Connect to the engine, for which this waits some seconds, and make the topic; then start taskiq's own parts."""
@@ -81,8 +82,6 @@ class PyengineBroker(AsyncBroker):
         if self._consumer is None:
             self._consumer = await arguments.in_thread(
                 partial(consume, self._store, self._config.topic, group=self._group, auto_commit=False, **self._options), Consumer.close)
-        else:
-            await arguments.in_thread(self._consumer._stay)
         consumer = self._consumer
         running: Running[int] = Running(consumer, sys.maxsize)
         waking: asyncio.TimerHandle
@@ -96,7 +95,9 @@ class PyengineBroker(AsyncBroker):
             running.end(message.physical_offset)
 
         wake()
+        self._listens += 1
         try:
+            await arguments.in_thread(consumer._stay)
             while True:
                 if not running.room():
                     await asyncio.sleep(ROOM_S)
@@ -106,7 +107,9 @@ class PyengineBroker(AsyncBroker):
                     yield AckableMessage(data=message.body, ack=partial(ack, message))
         finally:  # a worker waits for its tasks
             waking.cancel()
-            consumer._leave()
+            self._listens -= 1
+            if not self._listens:
+                consumer._leave()
 
     async def shutdown(self) -> None:
         """Stop taskiq's own parts, store the acknowledgements, and disconnect. Tasks that are not acknowledged come again."""

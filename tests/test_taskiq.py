@@ -313,6 +313,28 @@ def test_a_joining_worker_gets_no_queue_of_a_task_that_runs(task_store, monkeypa
     asyncio.run(main())
 
 
+def test_a_listen_that_ends_after_the_next_one_began_takes_nothing_from_it(task_store):  # noqa: F811
+    async def main():
+        async with started(task_store, "taskiq-twice") as broker, asyncio.timeout(scaled_timeout_s(30)):
+            async def send_one(name):
+                await AsyncKicker(task_name="tasks:work", broker=broker, labels={}).kiq(name)
+
+            for n in range(8):
+                await send_one(f"{n}")
+            for _ in range(8):  # Python ends what `break` leaves while the next one begins
+                async for task in broker.listen():
+                    task.ack()
+                    break
+            first, second = broker.listen(), broker.listen()
+            for tasks in (first, *[second] * 8):
+                await send_one("another")
+                (await anext(tasks)).ack()
+                if tasks is second:
+                    await first.aclose()
+
+    asyncio.run(main())
+
+
 def test_a_number_of_queues_that_a_topic_cannot_have_is_refused(task_store):  # noqa: F811
     with pytest.raises(pyengine.UsageError, match="give 1 to"):
         PyengineBroker(task_store, queues=0)
