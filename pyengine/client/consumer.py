@@ -334,7 +334,8 @@ class Consumer:
         self._held: dict[int, AssignedQueue] = {}
         self._settles_each: threading.Event = threading.Event() if outer is None else outer._settles_each  # beside commit()
         self._has_suspects = False  # messages that were delivered twice, and never finished, may come
-        self._gave_suspects = False  # one may have come last: what is done is stored before what follows it, too
+        # One of any topic may have come last: what is done is stored before what follows it, too.
+        self._gave_suspects: threading.Event = threading.Event() if outer is None else outer._gave_suspects
         self._paused: set[int] = set()
         self._all_paused: set[int] | None = None  # the queues that it knows since pause() of all, which holds for later ones too
         self._pauses_new = False  # that holds for topics that come later, too
@@ -620,7 +621,7 @@ class Consumer:
                     await asyncio.sleep(0)  # before any message is taken, which a cancellation would have to take back
                     self._loop_due_s = math.inf
                 most = max_messages
-                if self._gave_suspects or self._expects_suspects:
+                if self._gave_suspects.is_set() or self._expects_suspects:
                     self._begin_call(call)  # here: another thread goes on after a cancellation, when more may be delivered
                     most = await loop.run_in_executor(None, self._commit_before_suspects, max_messages)
                 found, left_s, _ = self._try_pull(most, call, deadline_s, is_committed=True)
@@ -1006,7 +1007,7 @@ class Consumer:
         """
         call.taken.clear()
         is_one = self._retried is None and not self._parts  # the common case
-        if not is_committed and (self._gave_suspects or (self._has_suspects if is_one else self._expects_suspects)):
+        if not is_committed and (self._gave_suspects.is_set() or (self._has_suspects if is_one else self._expects_suspects)):
             self._begin_call(call)
             max_messages = self._commit_before_suspects(max_messages)
         if is_one:
@@ -1066,8 +1067,11 @@ class Consumer:
                     consumer._has_suspects = consumer._reads_suspects()
             with suppress(EngineError):  # the thread reports it
                 self._commit_done()
-        self._gave_suspects = self._expects_suspects
-        return 1 if self._gave_suspects else max_messages
+        if not self._expects_suspects:
+            self._gave_suspects.clear()
+            return max_messages
+        self._gave_suspects.set()
+        return 1
 
     def _reads_suspects(self) -> bool:
         """Whether a queue that is read has messages that were delivered twice and never finished."""
@@ -1760,6 +1764,9 @@ class _Part(Consumer):
     @property
     def _names_queues(self) -> bool:
         return True
+
+    def _commit_done(self) -> None:
+        self._whole._commit_done()
 
     def _close(self, closer: _Asker | None) -> None:
         self._whole._close(closer)

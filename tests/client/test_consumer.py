@@ -599,6 +599,21 @@ def test_what_is_done_is_stored_before_the_message_after_the_last_that_may_have_
     assert bodies(pull(consumer)) == [b"0-1"] and stored(builder) == {0: 1}
 
 
+@pytest.mark.parametrize("options", [{}, {"sharing": "messages"}], ids=str)
+@pytest.mark.parametrize("topics", [["orders", "other"], ["other", "orders"]], ids=str)
+def test_what_a_part_has_done_is_stored_before_what_another_part_delivers_after_it(builder, consume, topics, options):
+    fill(builder, 1)
+    builder.put("other", b"other", queue_id=0)
+    for _ in range(2):
+        consumer = consume(topic=topics, **options)
+        assert bodies(consumer.part("orders").pull(1)) == [b"0-0"]
+        leave_unfinished(consumer)
+    consumer = consume(topic=topics, auto_commit=False, commit_interval_s=3600, **options)
+    part, other = map(consumer.part, ("orders", "other"))
+    part.ack(part.pull(1))
+    assert bodies(other.pull(1)) == [b"other"] and stored(builder) == {0: 1}
+
+
 def test_deliveries_after_a_seek_during_a_commit_are_counted(builder, consume, monkeypatch):
     fill(builder, 5)
     consumer = consume(auto_commit=False)
