@@ -591,8 +591,9 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
 
 def _interpreter(root: Path) -> str:
     """Return the Python that runs a supervisor; UsageError in a program that is its own: it would start itself, again and again."""
-    name = os.path.basename(os.path.realpath(sys.executable)) if sys.executable else ""
-    if getattr(sys, "frozen", False) or "py" not in name or "uwsgi" in name:
+    paths = (sys.executable, os.path.realpath(sys.executable)) if sys.executable else ()
+    names = " ".join(map(os.path.basename, paths)).lower()
+    if getattr(sys, "frozen", False) or "py" not in names or "uwsgi" in names:
         raise UsageError(f"this program cannot start an engine, since {sys.executable or 'sys.executable'} is no Python: start it with "
                          f"{command('start', root)}, and use pyengine.connect()")
     return sys.executable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -224,6 +225,18 @@ def test_a_program_that_is_its_own_interpreter_starts_no_supervisor(tmp_path, mo
     with pytest.raises(error, match=says):
         Engine(tmp_path / "store", shared=shared, **SMALL).start()
     assert living_kinds(tmp_path / "store") == []
+
+
+@pytest.mark.parametrize(("name", "real"), [("Python", None), ("python3", "interpreter-3.11"), ("interpreter", "python3")])
+def test_a_python_is_known_by_either_of_its_names(root, tmp_path, monkeypatch, name, real):
+    program = tmp_path / name
+    if real:
+        program.symlink_to(tmp_path / real)
+    (tmp_path / (real or name)).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with Engine(root, **SMALL) as engine:
+        assert engine.state == "running"
 
 
 @pytest.mark.parametrize("shared", [False, True])
