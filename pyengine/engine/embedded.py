@@ -390,20 +390,19 @@ class _SharedEngine:
         self._leaving.set()
         if self._keeper is not None:
             self._keeper.join(timeout_s)
-        living = living_kinds(self._root)
-        if native.SUPERVISOR in living:
-            self._ends_with_users = self._lock.is_watched
-        elif living and self._has_crashed():
-            self._start_if_none()  # a supervisor that adopts the living workers, and stops them
-        self._lock.leave()
-        self.is_joined = False
-        store, self._store = self._store, None
-        self.forked()
-        try:
+        store = self._store
+        with contextlib.nullcontext() if store is None else contextlib.closing(store):
+            try:
+                living = living_kinds(self._root)
+                if native.SUPERVISOR in living:
+                    self._ends_with_users = self._lock.is_watched
+                elif living and self._has_crashed():
+                    self._start_if_none()  # a supervisor that adopts the living workers, and stops them
+            finally:
+                self._lock.leave()
+                self.is_joined, self._store = False, None
+                self.forked()
             self._wait_for_end(deadline_s, timeout_s, store)
-        finally:
-            if store is not None:
-                store.close()
 
     def _wait_for_end(self, deadline_s: float, timeout_s: float, store: HeldStore | None) -> None:
         """Wait until the engine has stopped, or another process uses it."""

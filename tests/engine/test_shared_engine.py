@@ -316,6 +316,19 @@ def test_a_last_one_that_leaves_an_engine_without_supervisor_stops_it(engine, ro
     assert living_kinds(root) == [] and not (root / "abort").exists()
 
 
+def test_a_program_that_can_start_no_supervisor_leaves_an_engine_without_one_all_the_same(engine, root, monkeypatch):
+    shared = share(root).start()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    engine.kill("supervisor")
+    eventually(lambda: native.SUPERVISOR not in living_kinds(root), "the supervisor is dead")
+    with pytest.raises(UsageError, match="cannot start an engine"):
+        shared.stop()
+    shared.stop()
+    assert shared.state == "stopped" and not SharingLock(root).has_users
+    monkeypatch.delattr(sys, "frozen")
+    assert stop_engine(root) is True
+
+
 def test_an_engine_that_cannot_come_back_says_why(engine, root):
     shared = share(root).start()
     engine.kill_all()
