@@ -161,7 +161,7 @@ class Engine(arguments.AsyncBlock):
             if code not in (ExitCode.OK, ExitCode.DEGRADED):
                 loss = store.loss() if store else None
                 if not loss and (living := living_kinds(self.path)) and native.SUPERVISOR not in living:
-                    stop_engine(self.path, timeout_s)
+                    _stop(self.path, None, timeout_s)
                     raise EngineError(f"the supervisor of {self.path} ended before its workers (exit code {code}), which have been stopped "
                                       "in order")
                 raise EngineError(f"the engine on {self.path} " + (f"has ended: {loss.sentence}" if loss else
@@ -477,6 +477,12 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
         if time.monotonic() > found_by_s:
             raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
         time.sleep(POLL_INTERVAL_S)
+    _stop(root, pid, timeout_s)
+    return True
+
+
+def _stop(root: Path, pid: int | None, timeout_s: float) -> None:
+    """Stop the engine of this supervisor; None: that of workers without one, and no supervisor that has come since."""
     if pid is not None:
         _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
     elif living_kinds(root):
@@ -490,7 +496,6 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
         raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {_last_log_lines(root)}")
     if (root / "abort").exists():
         raise EngineError(f"the engine on {root} stopped, but not clean: {_last_log_lines(root)}; the next start recovers it")
-    return True
 
 
 def end_supervisor(root: Path, asked: EngineConfig) -> None:

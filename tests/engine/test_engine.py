@@ -18,6 +18,7 @@ import pytest
 import pyengine
 from fix_engine import EACH_MODE, MODES, SMALL
 from fix_owner import CHECKOUT
+from pyengine.engine import embedded
 from pyengine.engine.embedded import Engine, supervisor_pid
 from pyengine.engine.kinds import kinds_for
 from pyengine.errors import EngineError, EngineUnavailableError, StoreBusyError, UsageError, passing
@@ -210,6 +211,26 @@ def test_an_engine_that_loses_its_supervisor_says_so_at_the_end_and_leaves_no_wo
     with pyengine.Engine(root, flush_disk_type="SYNC_FLUSH") as again, again.connect() as producer:
         assert producer.put("T", b"two").ok
     assert living_kinds(root) == [] and bodies(root) == [b"one", b"two"]
+
+
+def test_a_stop_leaves_a_supervisor_alone_that_adopts_the_workers_just_then(root, monkeypatch):
+    engine, living = Engine(root, **SMALL).start(), embedded.living_kinds
+    os.kill(engine.pid, signal.SIGKILL)
+    eventually(lambda: engine.pid is None, "it has ended")
+    adopters = []
+
+    def look(*given):
+        found = living(*given)
+        if not adopters:
+            monkeypatch.setattr(embedded, "living_kinds", living)
+            adopters.append(embedded.start_engine(root, SMALL)["pid"])
+        return found
+
+    monkeypatch.setattr(embedded, "living_kinds", look)
+    with pytest.raises(EngineError, match="supervisor .*live on"):
+        engine.stop()
+    assert adopters == [supervisor_pid(root)] and engine.state == "stopped"
+    assert embedded.stop_engine(root)
 
 
 @pytest.mark.parametrize("shared", [False, True])
