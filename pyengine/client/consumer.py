@@ -803,7 +803,7 @@ class Consumer:
         self._require_open()
         if queue_id is not None or is_offset(to):
             self._require_one_topic("seek()")
-        if not is_offset(to):
+        if not is_offset(to) and (queue_id is None or queue_id in self._queues):  # in another's it is refused at once
             start = check_start(to, "to", PLACE)
             _after_recovery(self._reader.root, lambda: self._in_history(lambda: self._reach(start)), CONNECT_TIMEOUT_S)
         for part in () if self._names_queues else self._parts.values():

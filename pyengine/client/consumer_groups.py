@@ -6,6 +6,7 @@ in a queue at its first message, after its last, at a time, or at an offset.
 
 from __future__ import annotations
 
+import logging
 import os
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ from pyengine.storage.consumer_offset import ConsumerOffsets, Table, group_key
 from pyengine.storage.store_reader import StoreReader
 
 LIKELY_TIME = 10 ** 9  # seconds since 1970 in 2001: no queue has as many messages soon
+_LOG = logging.getLogger("pyengine.client.consumer_groups")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -117,7 +119,8 @@ class ConsumerGroups:
             if unknown or not chosen:
                 raise UsageError(f"{self._root} has no {f'queue {min(unknown)}' if unknown else 'queues'} of topic {topic}")
             start = AtOffset(to.__index__()) if is_offset(to) else check_start(to, "to", PLACE)
-            reaches(reader, start)
+            if not reaches(reader, start):
+                _LOG.warning("queues of %s lack messages that were put before: they count as new ones", topic)
             offsets = {queue_id: start_offset(reader, topic, queue_id, start) for queue_id in chosen}
 
         def change(table: Table) -> None:

@@ -15,6 +15,7 @@ import traceback
 import weakref
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -24,6 +25,7 @@ from fix_cli import environment
 from fix_client import session_of
 from fix_golden import usual
 from interrupting import interrupt, interrupted_at_each_place
+from pyengine.client.consumer_groups import reaches
 from pyengine.client.group_session import TurnTakenError
 from pyengine.client.handler import skip_undone
 from pyengine.client.retries import retry_topic
@@ -343,6 +345,37 @@ def test_a_consumer_waits_for_no_queue_where_what_was_put_before_does_not_count(
         for group, start in ((None, "first"), (None, before), ("known", "last"), ("known", datetime.now(UTC))):
             with pyengine.consume(engine.root, "old", group=group, from_=start) as consumer:
                 assert consumer.notes == [], (group, start)
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_seek_in_a_queue_of_another_member_waits_for_none(make_engine, monkeypatch):
+    monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 30.0)
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        producer.put("one", b"dispatched", queue_id=0)
+        with pyengine.consume(engine.root, "one", group="one") as consumer:
+            pull(consumer)
+            pid = engine.suspend("reputter")
+            producer.put("one", b"before", queue_id=0)
+            with pytest.raises(UsageError, match="does not own queue 99"):
+                consumer.seek(99, "last")
+            assert consumer.notes == []
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_reset_tells_that_queues_lack_what_was_put_before(make_engine, monkeypatch, caplog):
+    monkeypatch.setattr("pyengine.client.consumer_groups.reaches", partial(reaches, timeout_s=0.0))
+    engine = make_engine()
+    engine.start()
+    with pyengine.connect(engine.root) as producer:
+        producer.put("one", b"dispatched", queue_id=0)
+        with pyengine.consume(engine.root, "one", group="one") as consumer:
+            pull(consumer)
+        pid = engine.suspend("reputter")
+        producer.put("one", b"before", queue_id=0)
+        assert pyengine.ConsumerGroups(engine.root).reset("one", "one", "last") == {0: 1}
+        assert "queues of one lack messages that were put before" in caplog.text
         os.kill(pid, signal.SIGCONT)
 
 
