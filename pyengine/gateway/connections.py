@@ -15,6 +15,7 @@ import itertools
 import math
 import re
 import socket
+import ssl
 import threading
 import time
 from collections import ChainMap, Counter, deque
@@ -33,6 +34,7 @@ from pyengine.gateway.tls import HandshakeHandler, HasHost, HostSet, TlsHandler
 from pyengine.gateway.wire import ANSWER, ONE_WAY, Frame, WireError, decode_frame, encode_frame, frame_length
 from pyengine.settings import join_address
 
+TLS_WRITE_BYTES = 32 << 10  # given to TLS at once, which keeps a buffer of its longest write until the connection ends
 SMALL_BYTES = 64 << 10      # a connection with no more is not closed for the memory of others
 REQUESTS_MAX = 2048         # pending requests of one connection, with held pulls
 REQUEST_BYTES, FIELD_BYTES = 2048, 200  # approximate memory of a pending request without its frame, and of each header field
@@ -286,6 +288,9 @@ class Connection(asyncio.Protocol):
         self._limits = owner.limits
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._is_tls = False
+        self._unsent: deque[memoryview] = deque()  # what TLS gets when the client reads again
+        self._unsent_bytes = 0
         self._requests = 0
         self._request_bytes = 0
         self._tasks: dict[asyncio.Task[None], Request] = {}
@@ -313,6 +318,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._is_tls = isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject)
+        if self._is_tls:
+            self._transport.set_write_buffer_limits(1)  # pause once the socket is full, not when as much waits in TLS
         host, port = ("127.0.0.1", 0) if self.is_local else (transport.get_extra_info("peername") or ("0.0.0.0", 0))[:2]
         with contextlib.suppress(UsageError):  # a link-local address has no form in a message
             self.be_from(str(host), join_address(str(host), port))
@@ -335,6 +343,7 @@ class Connection(asyncio.Protocol):
         self._owner.open.discard(self)
         self._owner.clients.discard(self)
         self._buffer.clear()
+        self._unsent.clear()
         for task, request in self._tasks.items():
             if not request.frame.is_one_way:
                 task.cancel()  # its client would not get the answer
@@ -358,6 +367,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._may_write.set()
+        self._write_unsent()
         self._continue_reading()
 
     # ---- requests -----------------------------------------------------------------
@@ -499,7 +509,7 @@ class Connection(asyncio.Protocol):
         if self.is_closed or self._transport is None:
             raise ConnectionError(f"the peer at {self.address} has gone")
         # Requests of one client to another must not fill the other's connection, nor close it for the memory limit.
-        if self._transport.get_write_buffer_size() > self._limits.connection_bytes_max // 4:
+        if self._transport.get_write_buffer_size() + self._unsent_bytes > self._limits.connection_bytes_max // 4:
             raise ConnectionError(f"the peer at {self.address} does not read")
         if self._owner.held_bytes + len(body) > self._limits.memory_bytes_max:
             raise ConnectionError("too many bytes wait in the gateway (gateway_memory_max_bytes)")
@@ -522,10 +532,24 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():  # its client has gone, and the loop will say so
             return False
         self._longest = max(self._longest, len(data))
-        self._transport.write(data)
+        if self._is_tls:
+            self._unsent.append(memoryview(data))
+            self._unsent_bytes += len(data)
+            self._write_unsent()
+        else:
+            self._transport.write(data)
         self.active_s = time.monotonic()
         self._measure()
         return not self.is_closed
+
+    def _write_unsent(self) -> None:
+        while self._unsent and self._may_write.is_set() and self._transport is not None:
+            data = self._unsent.popleft()
+            if len(data) > TLS_WRITE_BYTES:
+                self._unsent.appendleft(data[TLS_WRITE_BYTES:])
+            piece = data[:TLS_WRITE_BYTES]
+            self._unsent_bytes -= len(piece)
+            self._transport.write(piece)
 
     # ---- limits -------------------------------------------------------------------
 
@@ -533,7 +557,7 @@ class Connection(asyncio.Protocol):
         """Count the waiting bytes of this connection; close it if they are too many."""
         if self.is_closed or self._transport is None:
             return
-        unsent = self._transport.get_write_buffer_size()
+        unsent = self._transport.get_write_buffer_size() + self._unsent_bytes
         self._count(len(self._buffer) + self._request_bytes + unsent)
         # A frame may be longer than the limit, and as many are made at once before it is seen that the peer does not read.
         if unsent > max(self._limits.connection_bytes_max, self._longest * (FAR_READS_MAX + 1)):
@@ -565,6 +589,9 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close it once its output is sent."""
         if self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent.clear()
+            self._unsent_bytes = 0
             self._transport.close()
 
     def abort(self) -> None:
@@ -575,7 +602,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_secure(self) -> bool:
         """Whether it uses TLS, or stands for a client that does."""
-        return self._is_introduced_secure or self._transport is not None and self._transport.get_extra_info("ssl_object") is not None
+        return self._is_introduced_secure or self._is_tls
 
     def report(self, sentence: str) -> None:
         """Report a sentence about this client, one of the few a minute that the log takes."""

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import trustme
 
-from fix_gateway import Client, TlsClient, put_certificate, send_fields, start_served, trusting
+from fix_gateway import Client, TlsClient, pull_fields, put_certificate, send_fields, start_served, trusting
 from pyengine.cli.plan import TLS_CONNECTION_BYTES
 from pyengine.engine_config import EngineConfig
 from pyengine.errors import ConfigError, EngineError
@@ -21,6 +21,8 @@ from pyengine.gateway.connections import Answer, Connections, Limits
 from pyengine.gateway.tls import TlsHandler
 from pyengine.gateway.wire import Frame, decode_frame, encode_frame
 from waiting import scaled_timeout_s
+
+LARGE_BYTES = 256 << 10
 
 
 @pytest.fixture
@@ -66,8 +68,10 @@ def test_a_connection_takes_no_more_memory_than_is_planned_for(enforcing):
         def connect(number):
             for _ in range(number):
                 client = clients.enter_context(TlsClient(served.ports[1], context))
-                client.ask(codes.GET_ALL_TOPIC_CONFIG)
+                assert len(client.ask(codes.PULL_MESSAGE, pull_fields("t", sysFlag=6)).body) > LARGE_BYTES
 
+        with TlsClient(served.ports[1], context) as producer:
+            assert producer.ask(codes.SEND_MESSAGE_V2, send_fields("t"), bytes(LARGE_BYTES)).code == codes.SUCCESS
         connect(10)
         before = gateway.memory_full_info().uss
         connect(200)
@@ -211,5 +215,23 @@ def test_limits_hold_for_tls_connections(tmp_path):
             assert await silent[0].read() == b"" and "nothing whole came" in said[2]
             await until(lambda: not connections.open)
             assert connections.held_bytes == 0
+
+    asyncio.run(whole())
+
+
+def test_what_a_client_has_not_read_yet_counts_and_is_sent_before_the_end(tmp_path):
+    body = bytes(12 << 20)
+
+    async def whole():
+        async with door_rig(tmp_path) as (connections, port, _, _, authority):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(authority), server_hostname="localhost")
+            await until(lambda: connections.open)
+            (connection,) = connections.open
+            connection.invoke_oneway(7, {}, body)
+            assert connections.held_bytes > len(body) // 4
+            connection.close()
+            size = struct.unpack(">i", await reader.readexactly(4))[0]
+            assert decode_frame(await reader.readexactly(size)).body == body
+            writer.close()
 
     asyncio.run(whole())
