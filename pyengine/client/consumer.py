@@ -1065,13 +1065,24 @@ class Consumer:
                 with consumer._state:
                     self._require_open()
                     consumer._has_suspects = consumer._reads_suspects()
+            is_open = self._has_suspect_open()  # before the commit: what ends after it is not stored yet
             with suppress(EngineError):  # the thread reports it
                 self._commit_done()
-        if not self._expects_suspects:
-            self._gave_suspects.clear()
-            return max_messages
-        self._gave_suspects.set()
-        return 1
+                if not is_open:
+                    self._gave_suspects.clear()
+            if not self._expects_suspects:
+                return max_messages
+            self._gave_suspects.set()
+            return 1
+
+    def _has_suspect_open(self) -> bool:
+        """Whether a suspect of any topic is to come, or was delivered and is not done."""
+        for one in self._consumers:
+            with one._state:
+                if one._has_suspects or any(offset not in held.flight.dead and one._is_suspect(message)
+                                            for held in one._held.values() for offset, message in held.flight.open.items()):
+                    return True
+        return False
 
     def _reads_suspects(self) -> bool:
         """Whether a queue that is read has messages that were delivered twice and never finished."""
@@ -1767,6 +1778,9 @@ class _Part(Consumer):
 
     def _commit_done(self) -> None:
         self._whole._commit_done()
+
+    def _has_suspect_open(self) -> bool:
+        return self._whole._has_suspect_open()
 
     def _close(self, closer: _Asker | None) -> None:
         self._whole._close(closer)

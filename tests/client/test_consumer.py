@@ -614,6 +614,20 @@ def test_what_a_part_has_done_is_stored_before_what_another_part_delivers_after_
     assert bodies(other.pull(1)) == [b"other"] and stored(builder) == {0: 1}
 
 
+@pytest.mark.parametrize("options", [{}, {"topic": ["orders", "other"]}, {"topic": ["orders", "other"], "sharing": "messages"}], ids=str)
+def test_a_pull_before_the_end_of_one_that_may_have_killed_its_readers_does_not_keep_that_end_from_the_disk(builder, consume, options):
+    fill(builder, 3)
+    for _ in range(2):
+        consumer = consume(**options)
+        assert bodies(consumer.pull(1)) == [b"0-0"]
+        leave_unfinished(consumer)
+    consumer = consume(auto_commit=False, commit_interval_s=3600, **options)
+    suspect = consumer.pull(1)
+    assert bodies(consumer.pull(1)) == [b"0-1"]  # as another thread may
+    consumer.ack(suspect)
+    assert bodies(consumer.pull(1)) == [b"0-2"] and stored(builder) == {0: 1}
+
+
 def test_deliveries_after_a_seek_during_a_commit_are_counted(builder, consume, monkeypatch):
     fill(builder, 5)
     consumer = consume(auto_commit=False)
