@@ -365,6 +365,13 @@ class Connection(asyncio.Protocol):
         if self._may_not_ask:
             self.pause()
 
+    def eof_received(self) -> None:
+        """Hand over what waits, since the transport takes no more once it closes: a client that sends no more may still read."""
+        if self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent.clear()
+            self._unsent_bytes = 0
+
     def resume_writing(self) -> None:
         self._may_write.set()
         self._write_unsent()
@@ -547,9 +554,9 @@ class Connection(asyncio.Protocol):
             data = self._unsent.popleft()
             if len(data) > TLS_WRITE_BYTES:
                 self._unsent.appendleft(data[TLS_WRITE_BYTES:])
-            piece = data[:TLS_WRITE_BYTES]
-            self._unsent_bytes -= len(piece)
-            self._transport.write(piece)
+            else:
+                self._unsent_bytes -= len(cast(bytes, data.obj))  # counted whole until now, since a rest keeps it whole
+            self._transport.write(data[:TLS_WRITE_BYTES])
 
     # ---- limits -------------------------------------------------------------------
 
@@ -589,9 +596,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close it once its output is sent."""
         if self._transport is not None:
-            self._transport.write(b"".join(self._unsent))
-            self._unsent.clear()
-            self._unsent_bytes = 0
+            self.eof_received()
             self._transport.close()
 
     def abort(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import struct
 
@@ -228,10 +229,56 @@ def test_what_a_client_has_not_read_yet_counts_and_is_sent_before_the_end(tmp_pa
             await until(lambda: connections.open)
             (connection,) = connections.open
             connection.invoke_oneway(7, {}, body)
-            assert connections.held_bytes > len(body) // 4
+            assert connections.held_bytes > len(body), "the rest keeps all of it"
             connection.close()
             size = struct.unpack(">i", await reader.readexactly(4))[0]
             assert decode_frame(await reader.readexactly(size)).body == body
             writer.close()
+
+    asyncio.run(whole())
+
+
+class HalfOpen:
+    """A TLS client that can end its side and read on, which Python's own sockets cannot."""
+
+    def __init__(self, port, context):
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=scaled_timeout_s(30))
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+        self._run(self._tls.do_handshake)
+
+    def _run(self, step):
+        while True:
+            try:
+                return step()
+            except ssl.SSLWantReadError:
+                self._socket.sendall(self._outgoing.read())
+                self._incoming.write(self._socket.recv(1 << 18))
+            finally:
+                self._socket.sendall(self._outgoing.read())
+
+    def end_with(self, data):
+        self._tls.write(data)
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        self._socket.sendall(self._outgoing.read())
+
+    def read(self, number):
+        pieces = []
+        while number:
+            pieces.append(self._run(lambda: self._tls.read(min(number, 1 << 18))))
+            number -= len(pieces[-1])
+        return b"".join(pieces)
+
+
+def test_a_client_that_sends_no_more_gets_what_waits_for_it(tmp_path):
+    body = bytes(12 << 20)
+
+    async def whole():
+        async with door_rig(tmp_path) as (_, port, _, _, authority):
+            client = await asyncio.to_thread(HalfOpen, port, trusting(authority))
+            await asyncio.to_thread(client.end_with, encode_frame(Frame(1, {}, body)))
+            size = struct.unpack(">i", await asyncio.to_thread(client.read, 4))[0]
+            assert decode_frame(await asyncio.to_thread(client.read, size)).body == body
 
     asyncio.run(whole())
