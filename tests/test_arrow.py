@@ -180,6 +180,28 @@ def test_a_program_ends_in_order_while_arrow_reads_on_after_its_last_query(build
         subprocess.run(program, env=environment(), timeout=scaled_timeout_s(90), check=True)
 
 
+DROPPED_SLOWLY = """
+import sys, time
+import pyengine
+from pyengine.storage.store_reader import StoreReader
+narrowed = StoreReader._scan_narrowed
+def endless(*arguments):
+    try:
+        for batch in narrowed(*arguments):
+            while True:
+                yield batch
+    finally:
+        time.sleep(0.3)
+StoreReader._scan_narrowed = endless
+pyengine.arrow.dataset(sys.argv[1]).head(1)
+"""
+
+
+def test_a_program_ends_in_order_while_a_thread_of_arrow_drops_what_it_read(builder):
+    program = [sys.executable, "-c", DROPPED_SLOWLY, str(builder.root)]
+    subprocess.run(program, env=environment(), timeout=scaled_timeout_s(90), check=True)
+
+
 def rows_of(split: Any) -> list[int]:
     """Runs in another process."""
     return split.to_table(["physicalOffset"])["physicalOffset"].to_pylist()

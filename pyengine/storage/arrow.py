@@ -9,6 +9,7 @@ bytes; a value is null only if the property is absent.
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,6 +70,7 @@ class _Batches:
     """
 
     PATIENCE = 1000  # looks at the end, which a loaded machine slows down too, for threads of a query; one that is kept may have none
+    CALM = 20  # looks at threads that are not in Python: one that drops a stream is there several times
     _open: ClassVar[WeakSet[_Batches]] = WeakSet()
     _threads: ClassVar[set[int]] = set()  # those that are not Python's
 
@@ -96,15 +98,22 @@ class _Batches:
 
     @classmethod
     def end(cls) -> None:
-        """Let each stream end, and wait until no thread reads one."""
+        """Let each stream end, and wait until no thread reads one, or drops it, which runs Python too."""
         each: _Batches | None
         for each in cls._open:
             each._is_over = True
         each = None  # which would keep the last one
-        looks = 0  # since one was in Python
-        while (is_read := any(each._is_read for each in cls._open)) or looks < cls.PATIENCE and any(each._is_ahead for each in cls._open):
+        looks = calm = 0  # since one was in Python; since none was, or might come
+        while (cls._open or cls._threads) and calm < cls.CALM:
+            is_read = any(each._is_read for each in cls._open)
+            may_come = any(each._is_ahead for each in cls._open) or sys._current_frames().keys() - _threads_of_python()
             looks = 0 if is_read else looks + 1
+            calm = 0 if is_read or may_come and looks < cls.PATIENCE else calm + 1
             time.sleep(0.001)
+
+
+def _threads_of_python() -> set[int | None]:
+    return {each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
 
 
 atexit.register(_Batches.end)
