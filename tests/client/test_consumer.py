@@ -1388,6 +1388,8 @@ def test_a_message_that_was_fetched_and_lost_is_not_given_beside_the_next_engine
     root = tmp_path / "store"
     with pyengine.Engine(root, **options) as engine, engine.connect() as producer:
         placed = [producer.put("orders", b"old %d" % number, queue_id=0) for number in range(20)]
+        with engine.open_store() as store:
+            assert store.wait_for_message("orders", 0, placed[-1].queue_offset, timeout_s=scaled_timeout_s(30))
         consumer = pyengine.consume(root, "orders", group="billing")
         assert consumer.commit(consumer.pull(5)) == {0: 5}, "the others are fetched"
     with consumer, ExitStack() as running:

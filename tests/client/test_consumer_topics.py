@@ -185,7 +185,8 @@ def test_a_message_is_settled_in_the_queue_that_it_was_read_from(light_engine, n
         consumer.ack(copied(again))
         consumer.retry(copied(given[3]), delay_s=0)
         consumer.commit([])
-        assert lags(light_engine, names[1]) | {settled: 0, other: 4} == lags(light_engine, names[1])
+        found = lags(light_engine, names[1])  # the retry is among them once its queue is dispatched
+        assert found | {settled: 0, other: 4} == found
         consumer.ack(kept)
         (retried,) = pull(consumer)
         assert (retried.topic, retried.body, retried.reconsume_times) == (names[0], b"3", 1)
