@@ -14,6 +14,7 @@ import threading
 import traceback
 import weakref
 from collections import Counter
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
@@ -349,8 +350,9 @@ def test_a_consumer_waits_for_no_queue_where_what_was_put_before_does_not_count(
         os.kill(pid, signal.SIGCONT)
 
 
-def test_a_seek_in_a_queue_of_another_member_waits_for_none(make_engine, monkeypatch):
-    monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 30.0)
+@contextmanager
+def behind(make_engine):
+    """(engine, a consumer of the group `one`): the queue of the topic `one` lacks a message that was put, while the block runs."""
     engine = make_engine()
     engine.start()
     with pyengine.connect(engine.root) as producer:
@@ -359,25 +361,24 @@ def test_a_seek_in_a_queue_of_another_member_waits_for_none(make_engine, monkeyp
             pull(consumer)
             pid = engine.suspend("reputter")
             producer.put("one", b"before", queue_id=0)
-            with pytest.raises(UsageError, match="does not own queue 99"):
-                consumer.seek(99, "last")
-            assert consumer.notes == []
+            yield engine, consumer
         os.kill(pid, signal.SIGCONT)
+
+
+def test_a_seek_in_a_queue_of_another_member_waits_for_none(make_engine, monkeypatch):
+    monkeypatch.setattr("pyengine.client.consumer.DISPATCH_S", 30.0)
+    with behind(make_engine) as (_, consumer):
+        with pytest.raises(UsageError, match="does not own queue 99"):
+            consumer.seek(99, "last")
+        assert consumer.notes == []
 
 
 def test_a_reset_tells_that_queues_lack_what_was_put_before(make_engine, monkeypatch, caplog):
     monkeypatch.setattr("pyengine.client.consumer_groups.reaches", partial(reaches, timeout_s=0.0))
-    engine = make_engine()
-    engine.start()
-    with pyengine.connect(engine.root) as producer:
-        producer.put("one", b"dispatched", queue_id=0)
-        with pyengine.consume(engine.root, "one", group="one") as consumer:
-            pull(consumer)
-        pid = engine.suspend("reputter")
-        producer.put("one", b"before", queue_id=0)
+    with behind(make_engine) as (engine, consumer):
+        consumer.close()
         assert pyengine.ConsumerGroups(engine.root).reset("one", "one", "last") == {0: 1}
         assert "queues of one lack messages that were put before" in caplog.text
-        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
