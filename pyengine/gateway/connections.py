@@ -366,11 +366,7 @@ class Connection(asyncio.Protocol):
             self.pause()
 
     def eof_received(self) -> None:
-        """Hand over what waits, since the transport takes no more once it closes: a client that sends no more may still read."""
-        if self._transport is not None:
-            self._transport.write(b"".join(self._unsent))
-            self._unsent.clear()
-            self._unsent_bytes = 0
+        self._hand_over()  # the transport closes now, but a client that sends no more may still read
 
     def resume_writing(self) -> None:
         self._may_write.set()
@@ -558,6 +554,13 @@ class Connection(asyncio.Protocol):
                 self._unsent_bytes -= len(cast(bytes, data.obj))  # counted whole until now, since a rest keeps it whole
             self._transport.write(data[:TLS_WRITE_BYTES])
 
+    def _hand_over(self) -> None:
+        """Give TLS all that waits, since a transport that closes takes no more."""
+        if self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+            self._unsent.clear()
+            self._unsent_bytes = 0
+
     # ---- limits -------------------------------------------------------------------
 
     def _measure(self) -> None:
@@ -596,7 +599,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close it once its output is sent."""
         if self._transport is not None:
-            self.eof_received()
+            self._hand_over()
             self._transport.close()
 
     def abort(self) -> None:

@@ -186,9 +186,10 @@ class Pulls:
         if not config.consume_enable:
             return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
         name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
+        behind, place = request.connection.behind, (name, group, queue_id)
         if why := self.why_not(group):
             if (known := self._names.topic(name)) is not None and 0 <= queue_id < known.read_queue_nums:
-                request.connection.behind.add((name, group, queue_id))
+                behind.add(place)
             raise RequestRefusedError(codes.NO_PERMISSION, why)
         self._note_pull(request, group, PULLING_S)
         topic = self._names.existing(name, f", apply first please! {codes.FAQ}")
@@ -200,9 +201,9 @@ class Pulls:
         found = self._subscription(request, config, name, flags)
         offset = request.integer("queueOffset", bits=64)
         pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
-        if (name, group, queue_id) in request.connection.behind:  # its client's offset was read before, or while, the group popped
-            committed = self.positions.committed(name, group, queue_id)
-            request.connection.behind.remove((name, group, queue_id))
+        if place in behind:  # its client's offset was read before, or while, the group popped
+            committed = self.positions.committed(*place)
+            behind.remove(place)
             if offset < committed:
                 low, high = self._reader.queue_range(name, queue_id, LEVEL)
                 return self._answer(pull, GetRecords(GetStatus.OFFSET_TOO_SMALL, b"", 0, committed, low, high))
