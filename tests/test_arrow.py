@@ -69,6 +69,7 @@ def conditions(rng: random.Random) -> Any:
     return made
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("topics", usual([None, ["orders", "logs"]], [["orders", "logs"]], pytest.mark.ci), ids=["all", "topics"])
 def test_a_filter_gives_the_rows_that_it_gives_of_a_table(builder, rng, topics):
     table, log = whole(builder, topics), pyengine.arrow.dataset(builder.root, topics, COLUMNS)
@@ -207,6 +208,7 @@ def rows_of(split: Any) -> list[int]:
     return split.to_table(["physicalOffset"])["physicalOffset"].to_pylist()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("topics", usual([None, ["orders"]], [["orders"]], pytest.mark.ci), ids=["all", "topics"])
 def test_splits_have_each_row_once_in_other_processes(builder, topics):
     wanted = whole(builder, topics)["physicalOffset"].to_pylist()

@@ -28,6 +28,7 @@ import pyengine
 import pyengine.client.producer
 import pyengine.ipc.live_reader
 from fix_cli import run
+from fix_golden import usual
 from fix_slave import SECRET, WireSlave, secret_file
 from fix_store_builder import StoreBuilder
 from logs import LogBuilder
@@ -585,7 +586,7 @@ def test_nothing_that_a_producer_can_write_ends_or_stalls_a_worker(make_engine, 
     assert check_now(engine.root, load_config(engine.root)).findings == []
 
 
-@pytest.mark.parametrize("sleepers", [0, 4])
+@pytest.mark.parametrize("sleepers", usual([0, 4], [4], pytest.mark.ci))
 def test_a_producer_that_rings_for_nothing_costs_the_writer_little(make_engine, sleepers):
     engine = make_engine()
     engine.start()

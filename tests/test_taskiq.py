@@ -23,6 +23,7 @@ import pyengine
 import pyengine.taskiq
 from fix_cli import environment
 from fix_client import consumers_of, leave_cancelled
+from fix_golden import usual
 from fix_tasks import (
     assert_a_joining_member_waits_for,
     assert_a_task_and_its_retry_are_sent_once_without_a_slave,
@@ -207,7 +208,7 @@ def test_sigterm_lets_running_tasks_end_and_acknowledges_them(own):
     assert "Traceback" not in own.log
 
 
-@pytest.mark.parametrize(("at_once", "fetched"), [("1", 1), ("10", 9)])
+@pytest.mark.parametrize(("at_once", "fetched"), usual([("1", 1), ("10", 9)], [("10", 9)], pytest.mark.ci))
 def test_a_worker_that_ends_leaves_its_other_queues(own, at_once, fetched):
     assert_a_worker_that_ends_leaves_its_other_queues(own, send_all, ("Executing task", fetched), "running tasks to complete",
                                                       "--workers", "1", "--max-async-tasks", at_once)

@@ -47,7 +47,8 @@ def run_pytest(folder: Path, **variables: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("variables", [
-    {}, {"PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES": "64KiB", "PYENGINE_MAX_INDEX_NUM": "5000"}], ids=["", "sizes of the environment"])
+    {}, pytest.param({"PYENGINE_MAPPED_FILE_SIZE_COMMIT_LOG_BYTES": "64KiB", "PYENGINE_MAX_INDEX_NUM": "5000"}, marks=pytest.mark.ci)],
+    ids=["", "sizes of the environment"])
 def test_the_fixtures_give_each_test_a_topic_of_one_engine_that_ends_with_the_session(tmp_path, variables):
     ran = run_pytest(tmp_path, **variables)
     assert ran.returncode == 0 and "3 passed" in ran.stdout, ran.stdout + ran.stderr

@@ -24,7 +24,7 @@ trap 'rm -rf "$work"' EXIT
 warnings=(-Wall -Wextra -Werror -std=gnu11)
 
 for flavour in "${flavours[@]}"; do
-    flags=(-O2 -g)
+    flags=(-O1)  # the module itself is built with -O2
     if [ "$flavour" = sanitize ]; then
         flags=(-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all)
     fi

@@ -335,7 +335,7 @@ FIRST_PUTS = {
 }
 
 
-@pytest.mark.parametrize("way", usual(FIRST_PUTS, ["put", "put_many"], pytest.mark.ci))
+@pytest.mark.parametrize("way", usual(FIRST_PUTS, ["put"], pytest.mark.ci))
 def test_a_producer_follows_the_next_run_from_its_first_put_on(make_engine, way):
     engine, put = make_engine(), FIRST_PUTS[way]
     engine.start(default_topic_queue_nums=4)
@@ -365,7 +365,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("way", usual(SIZES, ["put_batch_raw", "put_async"], pytest.mark.ci))
+@pytest.mark.parametrize("way", usual(SIZES, ["put_batch_raw"], pytest.mark.ci))
 def test_a_producer_obeys_the_sizes_of_the_next_run_from_its_first_put_on(make_engine, way):
     engine, put = make_engine(), SIZES[way]
     engine.start(max_message_size_bytes=10_000)

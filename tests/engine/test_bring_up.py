@@ -333,10 +333,10 @@ LITTLE = {**SMALL, "message_index_enable": "false", "session_ring_bytes": 65_536
 
 @pytest.mark.parametrize("settings, longest", [
     ({**LITTLE, "mapped_file_size_commit_log_bytes": 1 << 26}, 1 << 26),
-    ({**LITTLE, "mapped_file_size_consume_queue_bytes": 6_000_000}, 6_000_000),
-    ({**LITTLE, "enable_consume_queue_ext": "true"}, 48 << 20),
+    pytest.param({**LITTLE, "mapped_file_size_consume_queue_bytes": 6_000_000}, 6_000_000, marks=pytest.mark.ci),
+    pytest.param({**LITTLE, "enable_consume_queue_ext": "true"}, 48 << 20, marks=pytest.mark.ci),
     ({**SMALL, "max_index_num": 500_000}, IndexLayout(1000, 500_000).size_bytes),
-    (SMALL, session_bytes(4 << 20)),
+    pytest.param(SMALL, session_bytes(4 << 20), marks=pytest.mark.ci),
 ], ids=["log", "consume queue", "extension", "index", "ring"])
 def test_a_start_that_may_not_make_files_so_long_is_refused(tmp_path, settings, longest):
     """It ran, and said of each put that the disk is full for a moment, or made no queue entries for good."""

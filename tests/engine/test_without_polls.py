@@ -113,6 +113,7 @@ def test_no_worker_or_producer_waits_for_ever_for_a_wake_up(make_sleepers, reque
     assert native.load_position(parts.control.wrote) > 3 * 65536
 
 
+@pytest.mark.ci
 def test_each_of_many_producers_is_woken_by_the_sync_that_it_waits_for(make_sleepers, request):
     """One puts while the others' sync is under way: it sleeps until the one after it, and nothing else may wake it."""
     parts = make_sleepers("sync")

@@ -111,6 +111,7 @@ def never_came(rows: list[dict]) -> set[tuple[str, str]]:
     return asked - {(row["kind"], row["call"]) for row in rows[:-1] if row["came"]}
 
 
+@pytest.mark.ci
 def test_an_engine_reports_and_survives_a_failing_disk(shim, tmp_path, seed):
     rows = fail_engine(shim, tmp_path, "sync", SHORT_FORM, 1, seed, "--traffic", "30")
     summary = held(rows)

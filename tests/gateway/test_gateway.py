@@ -226,6 +226,7 @@ def test_it_takes_no_more_connections_than_it_may_have_files(tmp_path):
         assert spawn("stop", root).code == 0
 
 
+@pytest.mark.ci
 def test_offsets_that_wait_to_be_written_are_a_blocked_reason_that_a_stop_repeats(tmp_path):
     served = start_served(tmp_path / "store")
     try:

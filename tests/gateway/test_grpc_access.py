@@ -415,6 +415,7 @@ def test_calls_that_are_cancelled_while_they_wait_cost_no_turn(tmp_path):
     assert asyncio.run(run()) < 100
 
 
+@pytest.mark.ci
 def test_a_flood_of_one_host_makes_no_call_of_another_fail(tmp_path):
     import grpc
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fix_golden import usual
 from fix_owner import woken_asleep
 from fix_parts import MODES
 from pyengine._native import ffi, lib
@@ -107,7 +108,7 @@ class DeadPass:
         self.stack.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", usual(MODES, ["sync"], pytest.mark.ci))
 def test_a_dead_writers_pass_is_undone_before_anything_is_appended(make_parts, mode):
     """Also where the next writer dies in the same pass."""
     parts = make_parts(**MODES[mode])
@@ -128,7 +129,7 @@ def test_a_dead_writers_pass_is_undone_before_anything_is_appended(make_parts, m
         dead.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", usual(MODES, ["pool"], pytest.mark.ci))
 def test_puts_are_taken_up_to_the_reserved_end_and_again_once_there_is_more(make_parts, mode):
     parts = make_parts(**MODES[mode])
     allocator = parts.control.allocator
@@ -146,7 +147,7 @@ def test_puts_are_taken_up_to_the_reserved_end_and_again_once_there_is_more(make
         assert native.load(allocator, "error_number") == 0
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", usual(MODES, ["pool"], pytest.mark.ci))
 def test_the_allocator_is_woken_when_less_than_a_step_is_reserved_ahead(make_parts, mode):
     """In sync and pool mode none but the writer wakes it."""
     parts = make_parts(**MODES[mode])
@@ -252,7 +253,7 @@ def test_a_wake_up_while_the_engine_stops_returns_to_the_worker(make_parts, monk
     service.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", usual(MODES, ["pool"], pytest.mark.ci))
 def test_a_new_writer_rewrites_the_bytes_an_older_sync_may_have_failed_on(make_parts, monkeypatch, mode):
     """Those it found unflushed, before it vouches for the next flusher, once, not before the committer has written all it has."""
     parts = make_parts(**MODES[mode])
@@ -442,7 +443,7 @@ def make_read_only(monkeypatch):
     return lambda: monkeypatch.setattr(os, "open", refuse_to_write)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", usual(MODES, ["pool"], pytest.mark.ci))
 @pytest.mark.parametrize("size_bytes", [1, GATHER_BYTES_MIN])
 def test_a_new_writer_on_a_disk_that_became_read_only_refuses_what_was_not_taken(make_parts, make_read_only, mode, size_bytes):
     parts = make_parts(**MODES[mode])

@@ -577,6 +577,7 @@ def test_a_destination_may_be_a_file_uri(spark, builder, tmp_path):
     assert (tmp_path / "a b" / SUCCESS).exists()
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_the_export_command_adds_only_new_messages_in_a_second_incremental_run(spark, builder, tmp_path):

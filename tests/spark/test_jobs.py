@@ -92,6 +92,7 @@ def test_an_export_that_fails_leaves_no_half_file_and_no_success(spark, tmp_path
     assert not list((tmp_path / "out").glob(".part-*")) and not (tmp_path / "out" / SUCCESS).exists()
 
 
+@pytest.mark.ci
 @pytest.mark.spark
 @pytest.mark.java
 def test_skipped_ranges_lists_each_damaged_range_with_its_reason(spark, tmp_path):

@@ -101,6 +101,7 @@ def test_the_view_stays_whole_and_other_options_hold(spark, root):
         sql(object(), root, "SELECT 1")
 
 
+@pytest.mark.ci
 def test_a_column_that_the_query_did_not_select_is_refused_afterwards(spark, root):
     from pyengine.spark import sql
 

@@ -53,6 +53,7 @@ def test_parts_of_a_job_are_one_for_each_core_or_the_most_that_is_allowed(tmp_pa
     assert [-(-one.log_bytes // 4096) for one in found] == sizes
 
 
+@pytest.mark.ci
 def test_more_parts_than_a_driver_can_hold_are_refused_with_the_size_that_fits(tmp_path):
     write_log(tmp_path, [{"topic": "T", "body": bytes(200_000)}] * 6, 1 << 20)
     reader = stream_reader(tmp_path, maxPartitionBytes=1, maxOffsetsPerTrigger=100)

@@ -62,6 +62,7 @@ def test_a_golden_store_reads_as_it_does_locally(golden, bucket, recipe):
         assert sorted(streamed(far, **unbounded), key=repr) == sorted(streamed(root, **unbounded), key=repr)
 
 
+@pytest.mark.ci
 def test_a_stream_follows_a_copy_in_a_bucket(bucket, builder, monkeypatch):
     from pyengine.spark import remote_store
 

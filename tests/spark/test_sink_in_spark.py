@@ -94,6 +94,7 @@ def test_a_stream_continues_from_its_checkpoint_and_doubles_no_batch_that_runs_a
     assert bodies(sink_store, "Again") == wanted + Counter(b"more %d" % number for number in range(50))
 
 
+@pytest.mark.ci
 def test_a_stream_whose_checkpoint_is_older_than_the_log_loses_no_row_silently(spark, source, sink_store, tmp_path):
     query = run(spark, source.root, sink_store, tmp_path, "Older", availableNow=True)
     assert query.awaitTermination(240) and query.exception() is None
@@ -109,6 +110,7 @@ def test_a_stream_whose_checkpoint_is_older_than_the_log_loses_no_row_silently(s
     assert bodies(sink_store, "Older") == Counter(b"%06d" % number for number in range(400))
 
 
+@pytest.mark.ci
 def test_each_batch_of_foreachbatch_is_put_once_also_after_a_new_checkpoint(spark, source, sink_store, tmp_path):
     """With the `writeId` of docs/spark.md."""
     def copy(name: str) -> None:

@@ -929,7 +929,7 @@ def test_after_a_failed_sync_queue_entries_are_written_again_although_they_are_r
     assert {name: tree[name] for name in queues} == {name: whole[name] for name in queues}
 
 
-@pytest.mark.parametrize("has_failed", [True, False])
+@pytest.mark.parametrize("has_failed", usual([True, False], [True], pytest.mark.ci))
 def test_after_a_failed_sync_the_zeros_after_each_queue_are_written_again(build_store, has_failed):
     """A recovery that cleared entries there may have failed to sync them: the disk has them still, and a reboot would bring them back."""
     store, options = build_store(400), EngineConfig(enable_consume_queue_ext=True)
