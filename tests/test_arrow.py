@@ -203,6 +203,31 @@ def test_a_program_ends_in_order_while_a_thread_of_arrow_drops_what_it_read(buil
     subprocess.run(program, env=environment(), timeout=scaled_timeout_s(90), check=True)
 
 
+FORKED_DURING_A_READ = """
+import os, sys, threading
+import pyengine
+from pyengine.storage.store_reader import StoreReader
+narrowed, is_ahead, may_go_on = StoreReader._scan_narrowed, threading.Event(), threading.Event()
+def held_up(*arguments):
+    for batch in narrowed(*arguments):
+        yield batch
+        is_ahead.set()
+        may_go_on.wait()
+StoreReader._scan_narrowed = held_up
+pyengine.arrow.dataset(sys.argv[1]).head(1)
+is_ahead.wait()
+if (child := os.fork()) == 0:
+    sys.exit()
+may_go_on.set()
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_child_ends_although_a_thread_of_arrow_read_at_the_fork(builder):
+    program = [sys.executable, "-c", FORKED_DURING_A_READ, str(builder.root)]
+    subprocess.run(program, env=environment(), timeout=scaled_timeout_s(30), check=True)
+
+
 def rows_of(split: Any) -> list[int]:
     """Runs in another process."""
     return split.to_table(["physicalOffset"])["physicalOffset"].to_pylist()

@@ -9,6 +9,7 @@ bytes; a value is null only if the property is absent.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
@@ -111,12 +112,19 @@ class _Batches:
             calm = 0 if is_read or may_come and looks < cls.PATIENCE else calm + 1
             time.sleep(0.001)
 
+    @classmethod
+    def forget(cls) -> None:
+        """In a forked child, which has none of the threads that read."""
+        cls._open.clear()
+        cls._threads.clear()
+
 
 def _threads_of_python() -> set[int | None]:
     return {each.ident for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
 
 
 atexit.register(_Batches.end)
+os.register_at_fork(after_in_child=_Batches.forget)
 
 
 class LogScanner:
