@@ -131,7 +131,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.READ_ONLY, why_fenced(refused)),
         _supervisor(memory, living, document),
         Finding(Verdict.STUCK, "; ".join(still)),
-        *_blocked_workers(blocked_reasons),
+        *_blocked_workers(blocked_reasons, _needed_and_dead(memory, workers)),
         *_replication(identity, document["replication"]),
         *_absent_gateways(memory, living, document),
         *(Finding(Verdict.WARNING, f"the gateway is not registered with the name server {one['address']}: {one['problem']}")
@@ -185,13 +185,16 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], document: dict[str,
     if document["stopping"]:
         return Finding(Verdict.STUCK, "the supervisor ended while it stopped the engine: `pyengine stop` finishes that, `pyengine start` "
                                       "takes over")
-    kinds = kinds_for(memory.identity.mode, bool(memory.identity.replicates))
-    states = {one["kind"]: one["state"] for one in document["workers"]}
-    dead = [kind.name for kind in kinds if kind.name in NEEDED and states.get(kind.name) not in ("starting", "ready", "stopping")]
     sentence = "no supervisor is running: dead workers are not restarted; `pyengine start` takes over"
-    if dead:
+    if dead := _needed_and_dead(memory, document["workers"]):
         return Finding(Verdict.STUCK, f"{sentence} (dead: {', '.join(dead)})")
     return Finding(Verdict.WARNING, sentence)
+
+
+def _needed_and_dead(memory: EngineMemory, workers: Sequence[dict[str, Any]]) -> list[str]:
+    kinds = kinds_for(memory.identity.mode, bool(memory.identity.replicates))
+    states = {one["kind"]: one["state"] for one in workers}
+    return [kind.name for kind in kinds if kind.name in NEEDED and states.get(kind.name) not in ("starting", "ready", "stopping")]
 
 
 def _absent_gateways(memory: EngineMemory, living: Sequence[int], document: dict[str, Any]) -> Iterable[Finding]:
@@ -231,10 +234,11 @@ def _stuck_workers(control: ms_control, identity: ms_identity, workers: Sequence
                       ": look for a disk that does not answer (dmesg, df)")
 
 
-def _blocked_workers(blocked_reasons: Sequence[str]) -> Iterable[Finding]:
-    """Return the reasons for which workers are blocked."""
+def _blocked_workers(blocked_reasons: Sequence[str], dead: Sequence[str]) -> Iterable[Finding]:
+    """Return the reasons for which workers are blocked; `dead`: the needed workers that the supervisor must start."""
     for kind, text in enumerate(blocked_reasons):
-        yield Finding(Verdict.STUCK if KIND_NAMES[kind] in NEEDED else Verdict.WARNING, f"{KIND_NAMES[kind]}: {text}" if text else "")
+        is_needed = bool(dead) if kind == native.SUPERVISOR else KIND_NAMES[kind] in NEEDED
+        yield Finding(Verdict.STUCK if is_needed else Verdict.WARNING, f"{KIND_NAMES[kind]}: {text}" if text else "")
 
 
 def _replication(identity: ms_identity, replication: dict[str, Any] | None) -> Iterable[Finding]:

@@ -181,8 +181,9 @@ class Children:
         try:
             child.process = self._spawn(child.kind)
         except OSError as error:  # no memory or too many processes for the moment
-            self._report(Event.WORKER_NOT_STARTED,
-                      f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s")
+            text = f"the {child.kind.name} could not be started: {error}; trying again in {SPAWN_RETRY_S:g} s"
+            self._report(Event.WORKER_NOT_STARTED, text)
+            self._set_down_reason(text)
             child.due_s = time.monotonic() + SPAWN_RETRY_S
             return
         if not self._watch(child, child.process.pid):  # its end could not be noticed

@@ -61,8 +61,8 @@ REFUSALS: dict[int, str] = {
     "slave (`pyengine status` has the terms)",
     lib.MS_REFUSED_OFFSET: "raw records must begin where the log ends",
     lib.MS_REFUSED_RAW: "raw bytes must be whole records of their place, and come from the replicator of a slave",
-    lib.MS_REFUSED_NO_SEGMENT: "the disk has no space for the log; `pyengine status` names the cause. Puts are accepted again by "
-    "themselves",
+    lib.MS_REFUSED_NO_SEGMENT: "no new segment is ready (the disk has no space for the log, or the allocator is down): "
+    "`pyengine status` names the cause. Puts are accepted again by themselves",
     lib.MS_REFUSED_BATCH: "a batch must not be a transaction message and its members must be well formed",
     lib.MS_REFUSED_QUEUE_ID: "the queue id must not be negative",
     lib.MS_REFUSED_QUEUES_FULL: "the table of queues could not be made larger; `pyengine status` names the cause",

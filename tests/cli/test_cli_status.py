@@ -194,6 +194,17 @@ def test_settings_of_the_command_line_go_before_the_file(owner):
     assert status(owner)["verdict"] == "ok"
 
 
+@pytest.mark.parametrize(("kind", "verdict", "code"), [(native.ALLOCATOR, "stuck", 6), (native.CLEANER, "warning", 0)])
+def test_a_worker_that_cannot_be_started_again_is_graded_by_what_lacks_it(owner, kind, verdict, code):
+    owner.publish()
+    for number in {native.WRITER, native.FLUSHER, native.REPUTTER, native.ALLOCATOR, kind}:
+        ready(owner, number, heartbeat_age_s=0)
+    native.store(owner.worker(kind), "pid", 2**22 - 1)
+    native.write_blocked_reason(owner.memory.blocked_reasons, native.SUPERVISOR, "the worker could not be started")
+    document = status(owner, code)
+    assert (document["verdict"], document["summary"]) == (verdict, "supervisor: the worker could not be started")
+
+
 def test_the_worst_is_the_word_and_the_rest_follows(owner):
     owner.publish()
     native.store(owner.control.state, "refuse_puts", native.REFUSE_DISK_FULL)

@@ -356,6 +356,7 @@ def test_a_system_without_processes_to_give_is_asked_again(rig, monkeypatch):
     monkeypatch.setattr("pyengine.engine.children.subprocess.Popen", popen)
     made.children.start()
     assert "temporarily unavailable" in made.reported[0] and not made.children.all_ready
+    assert native.read_blocked_reason(made.owner.memory.blocked_reasons, native.SUPERVISOR) == made.reported[0]
     made.go_until(lambda: made.children.all_ready, "started after all")
 
 
