@@ -336,14 +336,14 @@ class Names:
     async def create_for_send(self, name: str, default: str | None, queue_nums: int, *, is_of_unit: bool = False) -> TopicConfig | None:
         """Create the topic of a first message, like the default topic that its client names; None if that is not allowed."""
         model = self.topic(default) if default else None
-        if name.startswith(RETRY_PREFIX):
-            return await self.create(TopicConfig(name, 1, 1, topic_sys_flag=FLAG_UNIT_SUB if is_of_unit else 0))
+        is_of_retries = name.startswith(RETRY_PREFIX)
+        flag = (FLAG_UNIT_SUB if is_of_retries else FLAG_UNIT) if is_of_unit else 0
         if model is None or not model.perm & PERM_INHERIT:
-            return None
+            return await self.create(TopicConfig(name, 1, 1, topic_sys_flag=flag)) if is_of_retries else None
         number = max(1, min(queue_nums, model.write_queue_nums))
         return await self.create(replace(
             model, topic=name, read_queue_nums=number, write_queue_nums=number, perm=model.perm & ~PERM_INHERIT,
-            topic_sys_flag=FLAG_UNIT if is_of_unit else 0, order=False, more={}))
+            topic_sys_flag=flag, order=False, more={}))
 
     # ---- groups -------------------------------------------------------------------
 

@@ -56,6 +56,20 @@ def test_the_name_server_says_which_codes_it_does_not_serve(served):
     assert served.broker().ask(codes.GET_ROUTEINFO_BY_TOPIC, {"topic": "TBW102"}).code == codes.REQUEST_CODE_NOT_SUPPORTED
 
 
+def test_a_first_message_to_a_retry_topic_has_the_queues_that_its_client_chose_from(served):
+    """A group's own heartbeat makes one queue, but a client takes any queue of the default topic's route and tries no second time."""
+    for queue in range(4):
+        assert served.broker().ask(codes.SEND_MESSAGE_V2, send_fields(f"%RETRY%early{queue}", queue), b"x").code == codes.SUCCESS
+    client = served.broker()
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields("%RETRY%early_unit", 3, k="true"), b"x").code == codes.SUCCESS
+    assert client.ask(codes.SEND_MESSAGE_V2, send_fields("%RETRY%no_default", 0, c="gone"), b"x").code == codes.SUCCESS
+    topics = TopicConfigs(served.root).read().rows
+    assert topics["%RETRY%early3"] == TopicConfig("%RETRY%early3", 4, 4)
+    assert topics["%RETRY%early_unit"] == TopicConfig("%RETRY%early_unit", 4, 4, topic_sys_flag=2)
+    assert topics["%RETRY%no_default"] == TopicConfig("%RETRY%no_default", 1, 1)
+    TopicConfigs(served.root).delete("%RETRY%early_unit")  # other tests ask for all topics of units
+
+
 def test_a_first_message_creates_its_topic_as_the_broker_would(served):
     assert served.broker().ask(codes.SEND_MESSAGE_V2, send_fields("fresh", d=3), b"x").code == codes.SUCCESS
     assert TopicConfigs(served.root).read().rows["fresh"] == TopicConfig("fresh", 3, 3, perm=6)
