@@ -308,7 +308,7 @@ class Positions:
         """Return messages by a key, or by their unique key."""
         topic, key = request.text("topic"), request.text("key")
         is_unique = request.flag("_UNIQUE_KEY_QUERY")
-        most = UNIQUE_QUERY_MAX if is_unique else max(1, min(request.integer("maxNum"), QUERY_MAX))
+        most = UNIQUE_QUERY_MAX if is_unique else min(request.integer("maxNum"), QUERY_MAX)
         begin_ms, end_ms = request.integer("beginTimestamp", bits=64), request.integer("endTimestamp", bits=64)
         until_s = time.monotonic() + QUERY_S
 
@@ -316,7 +316,8 @@ class Positions:
             refuse_if("" if request.is_open else "the client has gone")
             refuse_if("" if time.monotonic() < until_s else f"more has the hash of this key than can be read within {QUERY_S:g} s")
 
-        found = self._reader._query(KeyQuery(topic, key, most, max(0, begin_ms), end_ms, check=check), LEVEL, QUERY_BYTES)
+        query = KeyQuery(topic, key, most, max(0, begin_ms), end_ms, check=check)
+        found = self._reader._query(query, LEVEL, QUERY_BYTES) if most > 0 else []
         body = b"".join(map(self.record, found))
         if not body:
             return Answer(codes.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", _INDEX_UNKNOWN)

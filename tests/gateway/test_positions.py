@@ -89,6 +89,8 @@ def test_messages_are_found_by_key_and_by_id(filled, topic):
     assert answer.code == codes.SUCCESS and decode_record(answer.body, 0).body == b"b"
     answer = client.ask(codes.QUERY_MESSAGE, window | {"key": f"U{topic[-20:]}c", "_UNIQUE_KEY_QUERY": "true"})
     assert decode_record(answer.body, 0).body == b"c"
+    for none in (0, -1):
+        assert client.ask(codes.QUERY_MESSAGE, window | {"key": f"{topic}-b", "maxNum": none}).code == codes.QUERY_NOT_FOUND
     answer = client.ask(codes.QUERY_MESSAGE, window | {"key": "no such key"})
     assert answer.code == codes.QUERY_NOT_FOUND and answer.fields["indexLastUpdatePhyoffset"] == "0"
     answer = client.ask(codes.VIEW_MESSAGE_BY_ID, {"offset": int(ids[0][16:], 16)})
