@@ -110,6 +110,7 @@ def child_environment() -> dict[str, str]:
     import site
 
     environment = dict(os.environ)
+    environment.pop("PYTHONINSPECT", None)  # at its end it would ask for commands, and exit with 1
     here = str(Path(pyengine.__file__).resolve().parent.parent)
     installed: Iterable[str] = [*site.getsitepackages(), site.getusersitepackages()]
     if here not in map(os.path.realpath, installed):

@@ -189,6 +189,13 @@ def test_a_supervisor_that_cannot_start_has_its_last_words_in_the_error(root, tm
         pyengine.Engine(root, **SMALL).start()
 
 
+def test_an_engine_stops_in_order_where_python_stays_interactive_after_a_script(root, monkeypatch):
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    with pyengine.Engine(root, **SMALL):
+        pass
+    assert living_kinds(root) == []
+
+
 def test_settings_are_typed_or_text(root):
     with pyengine.Engine(root, **SMALL, flushDiskType="SYNC_FLUSH", message_index_enable=False) as engine:
         with engine.connect() as producer:
