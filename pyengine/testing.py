@@ -120,7 +120,7 @@ if pytest is not None:
         with ephemeral_store() as engine:
             yield engine
 
-    @pytest.fixture
+    @pytest.fixture(scope="session")
     def pyengine_store(pyengine_engine: Engine) -> Path:
         """The path of the session's store, for pyengine.connect, consume and open_store."""
         return pyengine_engine.path

@@ -29,12 +29,16 @@ def put_and_get(store, topic, body):
         assert reader.wait_for_message(topic, 0, 0, timeout_s=20)
         return [message.body for message in reader.get_message(topic, 0, 0).messages]
 
+@pytest.fixture(scope="session")
+def store_of_the_session(pyengine_store):
+    return pyengine_store
+
 @pytest.mark.parametrize("body", [b"one", b"two / three"])
 def test_messages_stay_in_their_test(pyengine_store, pyengine_topic, body):
     assert put_and_get(pyengine_store, pyengine_topic, body) == [body]
 
-def test_one_engine_serves_the_session(pyengine_engine, pyengine_store):
-    assert pyengine_engine.path == pyengine_store and pyengine_engine.state == "running"
+def test_one_engine_serves_the_session(pyengine_engine, pyengine_store, store_of_the_session):
+    assert pyengine_engine.path == pyengine_store == store_of_the_session and pyengine_engine.state == "running"
     print("store:", pyengine_store)
 """
 
