@@ -206,6 +206,7 @@ class AsyncBlock:
     __slots__ = ()
 
     async def __aenter__(self: AbstractContextManager[_Each]) -> _Each:
+        event_loop()  # without one the end of the block could not wait
         return self.__enter__()
 
     async def __aexit__(self: AbstractContextManager[object], *exception: Any) -> None:

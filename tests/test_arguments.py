@@ -363,13 +363,15 @@ def test_await_says_where_it_works(producer):
     async def awaits():
         await producer.put_async("orders", b"x")
 
-    async def leaves():
-        async with producer:
-            pass
+    async def enters():
+        async with producer as same:
+            entered.append(same)
 
-    for coroutine in (awaits(), leaves()):
+    entered: list[pyengine.Producer] = []
+    for coroutine in (awaits(), enters()):
         with pytest.raises(WRONG_VALUE, match="asyncio only.*trio.to_thread"):
             coroutine.send(None)
+    assert entered == []
 
 
 def test_async_with_closes_a_producer_at_its_end(producer):
