@@ -204,21 +204,20 @@ def test_a_program_ends_in_order_while_a_thread_of_arrow_drops_what_it_read(buil
 
 
 FORKED_DURING_A_READ = """
-import os, sys, threading
+import _thread, os, sys, threading
 import pyengine
 from pyengine.storage.store_reader import StoreReader
-narrowed, is_ahead, may_go_on = StoreReader._scan_narrowed, threading.Event(), threading.Event()
+is_read, may_end = threading.Event(), threading.Event()
 def held_up(*arguments):
-    for batch in narrowed(*arguments):
-        yield batch
-        is_ahead.set()
-        may_go_on.wait()
-StoreReader._scan_narrowed = held_up
-pyengine.arrow.dataset(sys.argv[1]).head(1)
-is_ahead.wait()
+    is_read.set()
+    yield from [may_end.wait()][:0]
+StoreReader._rows = held_up
+batches = pyengine.open_store(sys.argv[1]).to_arrow()
+_thread.start_new_thread(batches.read_all, ())  # as one of Arrow's, which `threading` does not know
+is_read.wait()
 if (child := os.fork()) == 0:
     sys.exit()
-may_go_on.set()
+may_end.set()
 sys.exit(os.waitpid(child, 0)[1])
 """
 
