@@ -88,7 +88,7 @@ class Children:
         self._seen_s = time.monotonic()
         self.no_session = ""  # set by the supervisor: why no producer can attach
         # A supervisor that died may have left a text.
-        self._down_reason = self._published_reason = native.read_blocked_reason(memory.blocked_reasons, native.SUPERVISOR)
+        self.down_reason = self._published_reason = native.read_blocked_reason(memory.blocked_reasons, native.SUPERVISOR)
         self.halted = ""  # why the engine cannot run; "": it can
 
     # ---- start ------------------------------------------------------------------
@@ -240,11 +240,11 @@ class Children:
 
     def _set_down_reason(self, text: str) -> None:
         """Show in `status` why a worker is down: a worker that could not attach cannot write its own reason."""
-        self._down_reason = text
+        self.down_reason = text
         self._publish_down_reason()
 
     def _publish_down_reason(self) -> None:
-        text = self._down_reason or self.no_session
+        text = self.down_reason or self.no_session
         if text != self._published_reason:
             self._published_reason = text
             native.write_blocked_reason(self._memory.blocked_reasons, native.SUPERVISOR, text)
@@ -253,8 +253,8 @@ class Children:
         """Start the workers that are due, and kill those whose heartbeat is too old."""
         if self._fork_server:
             self._fork_server.tick()
-        if self._down_reason and self.all_ready:
-            self._down_reason = ""
+        if self.down_reason and self.all_ready:
+            self.down_reason = ""
         self._publish_down_reason()
         now_s = time.monotonic()
         pause_s, self._seen_s = now_s - self._seen_s, now_s

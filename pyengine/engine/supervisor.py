@@ -352,7 +352,7 @@ class Supervisor:
         try:
             children.may_start = not self._loss  # a worker would look for the log, or make it, where it was
             children.start()
-            if self._become_ready(children):
+            if self._become_ready(children, line):
                 if not outcome["adopted"]:
                     self._recorder.note("start", self._began_ns, monotonic_ns() - self._began_ns, cause="start")
                 self._report({"ready": outcome | {"pid": os.getpid(), "state": "degraded" if degraded else "running",
@@ -371,7 +371,7 @@ class Supervisor:
             bridge.close()
             children.forget()
 
-    def _become_ready(self, children: Children) -> bool:
+    def _become_ready(self, children: Children, line: Heartbeat) -> bool:
         """Wait until every worker is ready; False if one cannot come up, or the engine must stop."""
         if self._loss:  # before the adoption
             self._report({"error": self._loss.sentence, "exit_code": int(ExitCode.USAGE)})
@@ -379,7 +379,9 @@ class Supervisor:
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while not children.all_ready and not self._must_stop and not children.halted:
             if time.monotonic() > deadline_s:
-                children.halted = f"not up after {READY_TIMEOUT_S:g} s: {', '.join(children.not_ready())}"
+                why = f" ({children.down_reason})" if children.down_reason else ""
+                children.halted = f"not up after {READY_TIMEOUT_S:g} s: {', '.join(children.not_ready())}{why}"
+            line.record_heartbeat()
             self._process_events(min(0.5, children.next_due_s() - time.monotonic()))
             children.tick()
         if children.halted:

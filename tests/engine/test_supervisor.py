@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import shlex
@@ -771,3 +772,30 @@ def test_a_supervisor_that_gets_no_socket_says_so_and_ends_in_order(tmp_path):
                           timeout=scaled_timeout_s(60))
     assert done.returncode == ExitCode.FAILED, done.stderr
     assert "No space left on device" in done.stderr
+
+
+NO_PROCESS_FOR_A_CLEANER = """
+import sys
+from pyengine.engine import children, supervisor
+from pyengine.ipc.control_block import EngineMemory
+from pyengine.native import control as native
+supervisor.READY_TIMEOUT_S, children.SPAWN_RETRY_S = 2, 0.1
+start = children.subprocess.Popen
+def refuse(command, **named):
+    if "pyengine.workers.cleaner" not in command:
+        return start(command, **named)
+    with EngineMemory.of(sys.argv[1]) as memory:
+        print(native.load(memory.control.workers[native.SUPERVISOR], "heartbeat_ns"), flush=True)
+    raise OSError(11, "Resource temporarily unavailable")
+children.subprocess.Popen = refuse
+sys.exit(supervisor.main([*sys.argv[1:], "--report-fd", "1"]))
+"""
+
+
+def test_a_supervisor_whose_workers_cannot_come_up_goes_its_rounds_and_says_why(tmp_path):
+    done = subprocess.run([sys.executable, "-c", NO_PROCESS_FOR_A_CLEANER, tmp_path / "store"], cwd=CHECKOUT, capture_output=True,
+                          text=True, env=os.environ | {"LD_PRELOAD": ""}, timeout=scaled_timeout_s(60))
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len({line for line in lines if isinstance(line, int)}) > 3, done
+    error, = [line["error"] for line in lines if isinstance(line, dict) and "error" in line]
+    assert "not up after 2 s" in error and "the cleaner could not be started: [Errno 11] Resource temporarily unavailable" in error
