@@ -20,6 +20,7 @@ from ha_proxy import CLEAN, FaultProxy, Faults
 from pyengine.native import control as native
 from pyengine.results import PutStatus
 from pyengine.storage.commit_log import list_log
+from pyengine.storage.config import config_path, read_file
 from pyengine.storage.config_table import TopicConfig, TopicConfigs
 from pyengine.storage.consumer_offset import ConsumerOffsets, DelayOffsets
 from waiting import eventually
@@ -392,6 +393,17 @@ def test_a_master_that_returns_asks_its_peers_before_its_first_put(make_engine):
     old.start()
     assert put(old.root, b"one") == [PutStatus.SERVICE_NOT_AVAILABLE]
     assert f"127.0.0.1:{port} knows a master of term 1, and this one is of term 0: it takes no puts" in old.log()
+
+
+def test_a_living_master_is_told_of_the_promotion_of_a_slave_that_has_other_peers(make_engine):
+    pair = Pair(make_engine, role="ASYNC_MASTER", slave={"ha_peers": (other := f"127.0.0.1:{free_port()}")}).start()
+    old, new = pair.master, pair.slave
+    assert put(old.root, b"one") == [PutStatus.PUT_OK]
+    pair.wait_equal()
+    promote(new, "--set", f"ha_listen_port={free_port()}")
+    assert read_file(config_path(new.root))["ha_peers"] == f"127.0.0.1:{pair.port}, {other}"
+    eventually(lambda: put(old.root, b"of the old one") == [PutStatus.SERVICE_NOT_AVAILABLE], "it is told")
+    assert put(new.root, b"of the new one") == [PutStatus.PUT_OK]
 
 
 @pytest.mark.long

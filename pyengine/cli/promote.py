@@ -22,7 +22,7 @@ from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_masters, r
 from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
-from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, set_in_file
+from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, read_file, set_in_file
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 if TYPE_CHECKING:
@@ -133,8 +133,9 @@ def promote(store: Path, settings: dict[str, str], role: str, force: bool, timeo
         document = _promote_running(root, settings, role, force, timeout_s, notes)
     else:
         document = {"running": False, "was": promote_stopped(root, settings, role, force, notes)}
-        if load_config(root, settings).broker_role != role:
-            notes.append(f"broker_role is also set by --set or the environment, which win: leave it out there, or give {role}")
+        given, written = load_config(root, settings), read_file(config_path(root))
+        notes += [f"{name} is also set by --set or the environment, which win: leave it out there, or give {written[name]}"
+                  for name in ("broker_role", "ha_peers") if name in written and getattr(given, name) != written[name]]
     document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
     is_degraded = "pid" in document and not document["running"]
     how = f", running (pid {document['pid']})" if document["running"] else "; `pyengine start` runs it as one"
@@ -156,8 +157,9 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         slave = load_config(root, start.settings)
         told = read_masters(memory.folder)[:1] if slave.learns_master else []
         master = slave.ha_master_address or "".join(told)
-        peers = _peers(slave, master)
-        more = ["--set", f"ha_secret_file={slave.ha_secret_file}", "--set", f"ha_master_address={master}"] if peers else []
+        peers = _peers(load_config(root, start.settings | settings), master)
+        more = [word for name, value in (("ha_secret_file", slave.ha_secret_file), ("ha_master_address", master), *peers.items())
+                for word in ("--set", f"{name}={value}")] if peers else []
         require_restartable(root, start, manual_steps(root, start, role, more), "promote", root, "--role", role)
         kept = {name: value for name, value in start.settings.items() if name not in OF_A_SLAVE} | settings
         kept["broker_role"] = role
@@ -183,13 +185,14 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
 def manual_steps(root: Path, start: Start, role: str, more: Sequence[str]) -> str:
     """`more`: options that `promote` needs, since it does not have the settings of the stopped slave's start."""
     promotion = command("promote", root, "--role", role, *more)
+    set_by_it = OF_A_SLAVE + ("ha_peers",) * any(word.startswith("ha_peers=") for word in more)
     if start.by == UNITS:
         name = root.absolute().name
         target, unit = quote(f"pyengine@{name}.target"), quote(f"pyengine-store@{name}.service")
-        return (f"{root} runs under systemd. Take PYENGINE_BROKER_ROLE and PYENGINE_HA_MASTER_ADDRESS out of its settings "
+        return (f"{root} runs under systemd. Take {' and '.join(f'PYENGINE_{each.upper()}' for each in set_by_it)} out of its settings "
                 f"(/etc/pyengine/{name}.env), then `systemctl stop {target} {unit}`, {promotion}, "
                 f"`systemctl start {target}`")
-    return f"{_advice(root, start)}, then {promotion}, then start it as before, without broker_role and ha_master_address"
+    return f"{_advice(root, start)}, then {promotion}, then start it as before, without {' and '.join(set_by_it)}"
 
 
 def take_over_steps(root: Path, start: Start) -> str:
@@ -263,18 +266,19 @@ def promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool
             notes.append("it does not run, so the end of its master's log is unknown")
         peers = _peers(slave, slave.ha_master_address)
         was = SLAVE if SLAVE in (last, configured) else None
-        if was and not peers and not slave.ha_peers:
-            notes.append("the old master is not told: ha_peers is not set, since ha_secret_file or ha_master_address is not given here. "
-                         "Set it, or make sure that the old master takes no puts (docs/replication.md)")
+        if was and not peers:
+            notes.append("the old master is not told unless ha_peers names it, since ha_secret_file or ha_master_address is not given "
+                         "here. Set it, or make sure that the old master takes no puts (docs/replication.md)")
         _write_role(root, role, notes, peers)
         return was
 
 
 def _peers(slave: EngineConfig, master_address: str) -> dict[str, str]:
-    """Return `ha_peers` of the new master, the old one's address, if terms count (they need a secret) and none is set."""
-    if not slave.ha_secret_file or not master_address or slave.ha_peers:
+    """Return `ha_peers` of the new master, the old one's address before those that are set, if terms count: they need a secret."""
+    if not slave.ha_secret_file or not master_address:
         return {}
-    return {"ha_peers": master_address}
+    others = (text.strip() for text in slave.ha_peers.split(","))
+    return {"ha_peers": ", ".join(dict.fromkeys([master_address, *filter(None, others)]))}
 
 
 def _write_role(root: Path, role: str, notes: list[str], peers: dict[str, str]) -> None:

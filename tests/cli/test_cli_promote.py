@@ -80,6 +80,30 @@ def test_a_slave_that_knows_it_from_one_side_only_is_one(stopped, role, monkeypa
     assert read_file(config_path(root))["broker_role"] == "ASYNC_MASTER"
 
 
+@pytest.mark.parametrize(("peers", "written"), [
+    ("", "10.0.0.1:10912"), ("10.0.0.2:1, ,[::1]:2", "10.0.0.1:10912, 10.0.0.2:1, [::1]:2"),
+    ("10.0.0.2:1,10.0.0.1:10912", "10.0.0.1:10912, 10.0.0.2:1")])
+def test_the_old_masters_address_is_added_to_the_peers(stopped, monkeypatch, peers, written):
+    root = stopped(f'broker_role = "SLAVE"\nha_master_address = "10.0.0.1:10912"\nha_secret_file = "ha.secret"\nha_peers = "{peers}"\n')
+    monkeypatch.setenv("PYENGINE_BROKER_ROLE", "ASYNC_MASTER")
+    done = run("promote", root)
+    assert done.code == 0 and "is not told" not in done.stdout and "also set" not in done.stdout, done
+    assert read_file(config_path(root))["ha_peers"] == written
+
+
+def test_peers_of_the_environment_hide_the_old_master_and_promote_says_so(stopped, monkeypatch):
+    root = stopped('broker_role = "SLAVE"\nha_master_address = "10.0.0.1:10912"\nha_secret_file = "ha.secret"\n')
+    monkeypatch.setenv("PYENGINE_HA_PEERS", "10.0.0.2:1")
+    done = run("promote", root)
+    assert done.code == 0 and "ha_peers is also set by --set or the environment" in done.stdout, done
+    assert "give 10.0.0.1:10912, 10.0.0.2:1" in done.stdout
+
+
+def test_peers_without_the_old_masters_address_do_not_tell_it(stopped):
+    done = run("promote", stopped('broker_role = "SLAVE"\nha_secret_file = "ha.secret"\nha_peers = "10.0.0.2:1"\n'))
+    assert done.code == 0 and "note: the old master is not told" in done.stdout, done
+
+
 @pytest.mark.parametrize("role", ["SYNC_MASTER", None])
 def test_a_master_is_not_promoted(stopped, role):
     root = stopped("spin = 0\n", role)
@@ -185,7 +209,7 @@ def test_the_engine_of_another_user_is_for_that_user_to_promote(uid, name):
 
 
 def test_an_engine_that_another_program_keeps_is_left_to_it(make_engine, tmp_path):
-    one = make_engine(ha_secret_file=secret_file(tmp_path), ha_master_address="127.0.0.1:1", **SLAVE)
+    one = make_engine(ha_secret_file=secret_file(tmp_path), ha_master_address="127.0.0.1:1", ha_peers="127.0.0.1:2", **SLAVE)
     with pyengine.Engine(one.root, **SMALL) as master, master.connect() as producer:
         producer.put("T", b"a slave without a record does not start without its master")
     options = [word for name, value in one.settings.items() for word in ("--set", f"{name}={value}")]
@@ -203,7 +227,8 @@ def test_an_engine_that_another_program_keeps_is_left_to_it(make_engine, tmp_pat
         keeper.wait(60)
     (told,) = re.findall("`pyengine (promote .*?)`", refused.stderr)
     assert run(*shlex.split(told)).code == 0, "the command that it names tells the old master, whose address was in no file"
-    assert read_file(config_path(one.root))["ha_peers"] == "127.0.0.1:1"
+    assert read_file(config_path(one.root))["ha_peers"] == "127.0.0.1:1, 127.0.0.1:2"
+    assert "without broker_role and ha_master_address and ha_peers" in refused.stderr
 
 
 def is_run_by(one, pid: int) -> bool:
