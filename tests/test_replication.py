@@ -232,11 +232,13 @@ def test_a_lost_master_returns_as_the_slave_of_the_one_that_was_promoted(make_en
     assert run("check", old.root).code == 0
 
 
-def promote(slave, *words: str) -> None:
+def promote(slave, *words: str) -> list[str]:
+    """Promote a slave; return the notes."""
     done = run("promote", slave.root, "--json", *words)
     assert done.code == 0, done
     with slave.memory() as memory:
         slave.semaphores.add(memory.identity.sysv_semaphore_id)
+    return done.document["notes"]
 
 
 @pytest.mark.timeout(300)
@@ -400,7 +402,8 @@ def test_a_living_master_is_told_of_the_promotion_of_a_slave_that_has_other_peer
     old, new = pair.master, pair.slave
     assert put(old.root, b"one") == [PutStatus.PUT_OK]
     pair.wait_equal()
-    promote(new, "--set", f"ha_listen_port={free_port()}")
+    (note,) = promote(new, "--set", f"ha_listen_port={free_port()}")
+    assert f"its master was still linked and is told at 127.0.0.1:{pair.port}: make sure" in note
     assert read_file(config_path(new.root))["ha_peers"] == f"127.0.0.1:{pair.port}, {other}"
     eventually(lambda: put(old.root, b"of the old one") == [PutStatus.SERVICE_NOT_AVAILABLE], "it is told")
     assert put(new.root, b"of the new one") == [PutStatus.PUT_OK]

@@ -166,7 +166,7 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         kept |= peers
         check_secret(root, load_config(root, kept))  # what is wrong for a master is an error while it still runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
-    judge(standing, force, notes)
+    judge(standing, force, notes, master if peers else "")
     failpoint("promotion_judged")
     stop_engine(root)
     failpoint("promotion_stopped")
@@ -228,8 +228,11 @@ def _wait_until_caught_up(control: ms_control, timeout_s: float) -> SlaveProgres
             still_since_s = time.monotonic()
 
 
-def judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
-    """Raise EngineError if bytes are known to be missing and `force` is not set; otherwise add notes."""
+def judge(standing: SlaveProgress, force: bool, notes: list[str], told_at: str = "") -> None:
+    """Raise EngineError if bytes are known to be missing and `force` is not set; otherwise add notes.
+
+    `told_at`: the address at which the new master tells the old one, "" if it does not.
+    """
     if standing.missing_bytes:
         text = (f"{standing.missing_bytes:,} bytes are missing here: it has its master's log up to {standing.end}, and the log's "
                 f"last known end is {standing.master_end}")
@@ -237,8 +240,8 @@ def judge(standing: SlaveProgress, force: bool, notes: list[str]) -> None:
             raise EngineError(f"{text}: wait until it has caught up (`pyengine status`), or give --force to promote it without them")
         notes.append(text)
     if standing.linked:
-        notes.append("its master was still linked and is not informed: make sure that it takes no puts, then start it as a slave of "
-                     "this one")
+        told = f"is told at {told_at}" if told_at else "is not informed"
+        notes.append(f"its master was still linked and {told}: make sure that it takes no puts, then start it as a slave of this one")
     elif not standing.master_end:
         notes.append("it has received nothing from its master, so the end of the master's log is unknown")
     else:

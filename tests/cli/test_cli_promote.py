@@ -276,7 +276,7 @@ def test_a_master_that_lives_and_one_that_was_never_reached_are_told_apart():
     judge(SlaveProgress(True, 10, 10), False, linked)
     silent: list[str] = []
     judge(SlaveProgress(False, 10, 0), False, silent)
-    assert "takes no puts" in linked[0] and "has received nothing" in silent[0]
+    assert "is not informed: make sure that it takes no puts" in linked[0] and "has received nothing" in silent[0]
 
 
 @pytest.mark.parametrize("text", ['broker_role = """\nSLAVE"""\n', "broker_role = 'SLAVE'\nspin = [0]\n"])
