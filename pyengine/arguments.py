@@ -23,6 +23,7 @@ from pyengine.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from concurrent.futures import Future
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1  # Java's int and long: of the files, the wire and the settings
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
@@ -246,6 +247,27 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+def own_thread(call: Callable[[], _Each]) -> Future[_Each]:
+    """Begin the call in a thread of its own: a program's own calls may hold all threads of its event loop."""
+    from concurrent.futures import Future  # as of running_loop()
+    from contextvars import copy_context
+
+    called: Future[_Each] = Future()
+
+    def run() -> None:
+        try:
+            called.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - the caller's, who gets it
+            called.set_exception(error)
+
+    called.set_running_or_notify_cancel()
+    try:
+        threading.Thread(target=copy_context().run, args=(run,), name="pyengine-call").start()
+    except RuntimeError:  # the interpreter ends, or has too many
+        run()
+    return called
+
+
 async def in_thread(call: Callable[[], _Each], undo: Callable[[_Each], object] = lambda result: None) -> _Each:
     """Return what the call returns; if the task is cancelled meanwhile, once or more, wait for the end of the call and undo it."""
     import asyncio  # as of running_loop()
@@ -256,11 +278,11 @@ async def in_thread(call: Callable[[], _Each], undo: Callable[[_Each], object] =
                 await asyncio.wait({future})
 
     loop = event_loop()
-    called = loop.run_in_executor(None, call)
+    called = asyncio.wrap_future(own_thread(call), loop=loop)
     try:
         return await asyncio.shield(called)
     except asyncio.CancelledError:
         await ended(called)
         if called.exception() is None:
-            await ended(loop.run_in_executor(None, undo, called.result()))
+            await ended(asyncio.wrap_future(own_thread(partial(undo, called.result())), loop=loop))
         raise

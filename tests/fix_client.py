@@ -7,8 +7,10 @@ import contextlib
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pyengine
+from pyengine import arguments
 
 
 def submitter(producer):
@@ -76,9 +78,16 @@ def on_next_untake(monkeypatch, call) -> None:
     monkeypatch.setattr(pyengine.Consumer, "_take_back", call_first)
 
 
+class Refusing(ThreadPoolExecutor):
+    """An event loop's default executor whose threads are held, for ever perhaps, by a program's own calls."""
+
+    def submit(self, *_, **__):
+        raise AssertionError("this takes a thread that to_thread() and look-ups of names need")
+
+
 def leave_cancelled(manager, use=lambda it: None) -> None:
-    """Use a manager's `async with` block, whose end is cancelled, twice, before a thread is free for it, and waits for that."""
-    is_free, left = threading.Event(), asyncio.Event()
+    """Use a manager's `async with` block, whose end is cancelled, twice, before its thread has begun, and waits for that."""
+    is_free, left, own_thread = threading.Event(), asyncio.Event(), arguments.own_thread
 
     async def block() -> None:
         async with manager as it:
@@ -86,9 +95,7 @@ def leave_cancelled(manager, use=lambda it: None) -> None:
             left.set()
 
     async def main() -> None:
-        with ThreadPoolExecutor(1) as executor:
-            asyncio.get_running_loop().set_default_executor(executor)
-            executor.submit(is_free.wait)
+        with mock.patch.object(arguments, "own_thread", lambda call: own_thread(lambda: is_free.wait() and call())):
             using = asyncio.create_task(block())
             await left.wait()
             try:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from contextvars import ContextVar
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 
 import pyengine
+from fix_client import Refusing
+from pyengine import arguments
 from pyengine.client.outgoing import BatchMessage
 from pyengine.errors import ConfigError, UsageError
 
@@ -374,14 +377,41 @@ def test_await_says_where_it_works(producer):
     assert entered == []
 
 
-def test_async_with_closes_a_producer_at_its_end(producer):
+def test_async_with_closes_a_producer_at_its_end_also_if_no_thread_of_the_loop_is_free(producer):
     async def main():
+        asyncio.get_running_loop().set_default_executor(Refusing())
         async with producer as same:
             assert same is producer and (await producer.put_async("orders", b"x")).ok
 
     asyncio.run(main())
     with pytest.raises(WRONG_VALUE, match="closed"), producer:
         pass
+
+
+def test_a_call_in_a_thread_of_its_own_has_the_context_of_its_task():
+    name = ContextVar[str]("name")
+
+    async def main():
+        name.set("mine")
+        return await arguments.in_thread(lambda: (name.get(), threading.get_ident()))
+
+    got, thread = asyncio.run(main())
+    assert got == "mine" and thread != threading.get_ident()
+
+
+def test_a_block_ends_also_where_no_thread_can_be_had(producer, monkeypatch):
+    """At the end of an interpreter, for example."""
+    async def main():
+        async with producer:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(ZeroDivisionError):
+            await arguments.in_thread(lambda: 1 // 0)
+
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    asyncio.run(main())
+    assert "closed" in repr(producer)
 
 
 def test_async_with_closes_a_reader_at_its_end(store):

@@ -219,6 +219,8 @@ class Engine(arguments.AsyncBlock):
                 self.stop()
 
     async def __aenter__(self) -> Engine:
+        import asyncio  # as of arguments.running_loop()
+
         loop, came = arguments.event_loop(), list[str]()  # in this order; an append is one step for all threads
 
         def start() -> None:
@@ -227,12 +229,15 @@ class Engine(arguments.AsyncBlock):
             if came[0] == "end":  # its caller has gone meanwhile
                 self.stop()
 
+        started = arguments.own_thread(start)
         try:
-            await loop.run_in_executor(None, start)
+            await asyncio.wrap_future(started, loop=loop)
         except BaseException:  # cancelled, for example: the thread goes on
             came.append("end")
             if came[0] == "start":
-                await loop.run_in_executor(None, self.stop)
+                await arguments.in_thread(self.stop)
+            elif not started.done():
+                loop.run_in_executor(None, started.exception)  # asyncio.run() waits for the thread
             raise
         return self
 

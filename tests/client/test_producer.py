@@ -739,6 +739,24 @@ def test_a_program_may_put_until_it_ends(make_parts, threads):
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PUT_OK\n", "")
 
 
+_CLOSED_AT_EXIT = """
+import asyncio, atexit, sys
+import pyengine
+async def close():
+    async with producer:
+        pass
+    print(producer)
+atexit.register(lambda: asyncio.run(close()))
+producer = pyengine.connect(sys.argv[1])
+"""
+
+
+def test_async_with_may_end_while_the_interpreter_does(make_parts):
+    ended = subprocess.run([sys.executable, "-c", _CLOSED_AT_EXIT, str(make_parts().owner.root)], env=child_environment(),
+                           capture_output=True, text=True, timeout=scaled_timeout_s(60), check=False)
+    assert ended.returncode == 0 and ended.stdout.endswith(", closed)\n") and ended.stderr == ""
+
+
 def test_a_connect_that_lacks_descriptors_leaves_none_open(make_engine):
     engine = make_engine()
     engine.start()

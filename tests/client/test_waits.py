@@ -8,14 +8,13 @@ import os
 import re
 import select
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
 import pytest
 
 import pyengine
-from fix_client import due_commit, housekeep_once, is_asleep, members_of, reader_of, retries_of
+from fix_client import Refusing, due_commit, housekeep_once, is_asleep, members_of, reader_of, retries_of
 from fix_golden import usual
 from pyengine.client import consumer as consumer_module
 from pyengine.ipc import live_reader
@@ -133,13 +132,6 @@ def test_a_consumer_goes_on_with_the_next_engine(make_engine):
             assert got[0].body == b"%d" % number
             assert engine.stop() and consumer.pull(1, timeout_s=0) == []
             engine.start()
-
-
-class Refusing(ThreadPoolExecutor):
-    """An event loop's default executor of which nobody may take a thread."""
-
-    def submit(self, *_, **__):
-        raise AssertionError("the wait takes a thread that to_thread() and look-ups of names need")
 
 
 @in_async

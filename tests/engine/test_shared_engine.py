@@ -15,6 +15,7 @@ import threading
 import pytest
 
 import pyengine
+from fix_client import Refusing
 from fix_engine import SMALL, stored
 from fix_owner import CHECKOUT
 from pyengine.engine import embedded
@@ -416,8 +417,9 @@ def test_no_other_user_can_keep_the_engine_running(root):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_async_with_starts_and_stops_it(root, shared):
+def test_async_with_starts_and_stops_it_also_if_no_thread_of_the_loop_is_free(root, shared):
     async def run():
+        asyncio.get_running_loop().set_default_executor(Refusing())
         async with pyengine.Engine(root, shared=shared, **SMALL) as engine:
             async with engine.connect() as producer:
                 assert (await producer.put_async("T", b"one")).ok
