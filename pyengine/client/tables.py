@@ -174,7 +174,7 @@ def write_tables(
         if state is None and pattern is not None and not allow_missing:
             _require_match(reader, pattern)
         if not allow_loss:
-            _require_end(reader)
+            _require_whole(reader)
         hold_ms = max(round(hold_hours * HOUR_MS), HOLD_MS_MIN, round(3000 * interval_s) if follow else 0)
         name = f"tables-{zlib.crc32(os.fsencode(folder)):08x}"
         hold = RenewedHold(reader.root, name, f"tables in {folder}", min(hold_ms, HOLD_MS_MAX))
@@ -286,8 +286,10 @@ def _require_match(store: LiveStoreReader, pattern: re.Pattern[str]) -> None:
                          f"{did_you_mean(pattern.pattern, known)}: with --allow-missing the tables are begun without it")
 
 
-def _require_end(store: LiveStoreReader) -> None:
-    """CorruptionError for a store at rest whose log ends before what it had synced."""
+def _require_whole(store: LiveStoreReader) -> None:
+    """CorruptionError for a disk that is not mounted, and for a store at rest whose log ends before what it had synced."""
+    if missing := store._missing_part():
+        raise CorruptionError(f"{missing}; with --allow-loss the tables get what is there")
     synced = lost_end(store)
     if synced is not None:
         raise CorruptionError(f"the log of {store.root} ends at {store.max_physical_offset(ReadLevel.COMMITTED)}, but everything up to "

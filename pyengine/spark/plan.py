@@ -88,6 +88,7 @@ def plan(options: ReadOptions, most_bytes: int = 0, least: int = 1, *, end: int 
 def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents, end: int | None) -> tuple[int, int, int] | None:
     """Return physical offsets: [start, stop) of the read and the limit of the log; None for a log without segments."""
     limit = store.max_physical_offset(options.read_level)
+    require_disks(options, store)
     starts = store.commit_log.starts()
     segment_bytes = store.commit_log.size_bytes
     log_end = starts[-1] + segment_bytes if starts else 0
@@ -104,6 +105,12 @@ def _bounds(options: ReadOptions, store: OpenStore, extents: QueueExtents, end: 
         raise DataLossError(f"the log of {options.where} begins at {starts[0]} now, beyond its end at load(), {end}: load() it again; "
                             f"{REMEDY}")
     return *_physical_bounds(options, starts[0], limit), limit
+
+
+def require_disks(options: ReadOptions, store: OpenStore) -> None:
+    """Raise DataLossError if a part of the log seems to be on a disk that is not mounted, unless losses are allowed."""
+    if options.fail_on_data_loss and (missing := store._missing_part()):
+        raise DataLossError(f"{missing}; {REMEDY}")
 
 
 def require_no_gap(options: ReadOptions, store: OpenStore) -> None:

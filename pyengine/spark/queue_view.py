@@ -17,7 +17,7 @@ from pyengine.arguments import EVERY_OFFSET
 from pyengine.formats.constants import CQ_ENTRY_BYTES
 from pyengine.spark.options import ReadOptions
 from pyengine.spark.partitions import QueuePart, QueueSlice, queue_chooser
-from pyengine.spark.plan import grouped, require_no_gap
+from pyengine.spark.plan import grouped, require_disks, require_no_gap
 from pyengine.spark.presence import QueueExtents, require_end, require_entries, require_group, require_names
 from pyengine.spark.remote_store import committed_offsets, open_for_reading
 from pyengine.spark.task_reader import QueuePartReader
@@ -34,6 +34,7 @@ def plan_view(options: ReadOptions) -> list[QueuePart]:
         if options.group is not None:
             require_group(options, reader, options.group)
         extents = QueueExtents(options, reader, choose or (lambda topic, queue_id: EVERY_OFFSET))
+        require_disks(options, reader)
         require_no_gap(options, reader)
         require_end(options, reader, extents)
         limit = max(0, reader.dispatched_offset(options.read_level))

@@ -322,6 +322,9 @@ class RemoteStore(Closing):
         """Return the start of the log's first segment, -1 without any."""
         return self.commit_log.min_offset
 
+    def _missing_part(self) -> str:
+        return ""  # it has one folder
+
     def _message_below(self, physical_offset: int, limit: int) -> Message | None:
         """Return the message that starts at this offset and ends at or below `limit`, or None."""
         return message_below(self.commit_log, physical_offset, limit)  # type: ignore[arg-type]  # it has the members that are used

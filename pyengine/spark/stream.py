@@ -20,6 +20,7 @@ from pyengine.errors import StoreBusyError, StoreRefusedError, UsageError
 from pyengine.spark.file_access import QUEUES
 from pyengine.spark.options import AUTO, ReadOptions, read_options
 from pyengine.spark.partitions import LogRange, QueuePart, queue_chooser, without_light_queues
+from pyengine.spark.plan import require_disks
 from pyengine.spark.presence import QueueExtents, has_no_queues, require_end, require_entries, require_names
 from pyengine.spark.remote_store import OpenStore, RemoteStore, open_for_reading
 from pyengine.spark.schema import columns_of_schema
@@ -193,6 +194,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._stream is None:
             self._store = open_for_reading(self.options)
             require_names(self.options, self._store, "stream")
+            require_disks(self.options, self._store)
             require_end(self.options, self._store)
             of_topics = self.options.has_topics
             if of_topics and has_no_queues(self._store):

@@ -76,24 +76,29 @@ def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_l
     segments = list_log(root, size_bytes)
     if accept_loss:
         return segments
-    if missing := missing_folder(root, segments):
+    if missing := missing_part(root, segments, size_bytes):
         raise CorruptionError(missing)
-    folders = log_folders(root)
     for before, after in itertools.pairwise(segments):
         end = before.start_offset + size_bytes
-        if after.start_offset == end:
-            continue
-        if len(folders.all) > 1:
-            where = ", ".join(map(str, folders.all))
-            raise CorruptionError(f"the log's segment {segment_name(end)} is in none of its folders ({where}): "
-                                  "is a disk not mounted?")
-        if read_watermark(root).watermark is None:
+        if after.start_offset != end and read_watermark(root).watermark is None:
             raise CorruptionError(
                 f"{after.start_offset - end:,} bytes of the log are missing: {before.path} ends at {end}, and the next "
                 f"segment is {after.path}. Restore what is missing from a copy; or make a store of what is there with "
                 "`pyengine salvage STORE DEST`; or end the log there with `pyengine recover STORE --accept-loss`, which "
                 "puts the segments that follow into quarantine")
     return segments
+
+
+def missing_part(root: str | os.PathLike[str], segments: Sequence[MappedFile], size_bytes: int, *, is_running: bool = False) -> str:
+    """Return a sentence as missing_folder(), or about a segment between others that none of several folders has; "" if there is none."""
+    folders = log_folders(root).all
+    if len(folders) == 1:
+        return ""
+    missing = missing_folder(root, segments, is_running=is_running)
+    gaps = [end for before, after in itertools.pairwise(segments) if (end := before.start_offset + size_bytes) != after.start_offset]
+    if missing or is_running or not gaps:  # what runs may just make or delete a segment
+        return missing
+    return f"the log's segment {segment_name(gaps[0])} is in none of its folders ({', '.join(map(str, folders))}; is a disk not mounted?)"
 
 
 def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile], *, is_running: bool = False) -> str:

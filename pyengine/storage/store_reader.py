@@ -34,12 +34,12 @@ from pyengine.formats.record import Message, decode_message_id, html_table
 from pyengine.formats.small_file import keep_standard_descriptors
 from pyengine.results import GetRecords, GetResult, GetStatus, Level, ReadLevel
 from pyengine.storage.checkpoint import abort_file_exists, read_watermark
-from pyengine.storage.commit_log import CommitLog, message_below
+from pyengine.storage.commit_log import CommitLog, message_below, missing_part
 from pyengine.storage.config import existing_store, load_config
 from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue, QueueEntries, log_range, offset_by_time
 from pyengine.storage.index_file import RAW_HITS_MAX, IndexService, KeyQuery, query_raw, query_verified
-from pyengine.storage.mapped_file import MappedFileQueue, MappingCache, folder_names, is_plain_file
+from pyengine.storage.mapped_file import MappedFile, MappedFileQueue, MappingCache, folder_names, is_plain_file
 from pyengine.storage.message_getter import GetFigures, GetStatistics, MessageGetter, TagFilter, Wanted
 from pyengine.storage.read_level import FilesWatermark, StoreUse, Watermark, store_use
 
@@ -440,6 +440,8 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         limit = min(self._watermark.limit(self._level(level)), narrowing.end)
         arguments.known_keywords(call, choice, ("topics", "columns", "level", *ScanChoice.__annotations__))
         chosen = _Chosen.of(topics, choice)
+        if missing := self._missing_part():
+            raise CorruptionError(missing)
         require_extra("pyarrow", name="arrow")
         from pyengine.native.scan import RowFilter, choose_both, choose_topics
         from pyengine.storage.arrow import LogScanner
@@ -460,6 +462,12 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         if chosen.topics and choose is not None:
             named = self._find_named(chosen, choose, segments, begin, limit, self._queue_limit(level))
         return self._scan(scanner, begin, limit, segments, named)
+
+    def _missing_part(self) -> str:
+        """Return a sentence about a part of the log that seems to be on a disk that is not mounted; "" if there is none."""
+        log = self.commit_log
+        segments = [MappedFile(Path(log.path(start)), start) for start in log.starts()]
+        return missing_part(self.root, segments, log.size_bytes, is_running=store_use(self.root) is not StoreUse.CLOSED)
 
     def _find_named(self, chosen: _Chosen, choose: ChooseQueue, segments: Sequence[int], begin: int, limit: int, dispatched: int
                     ) -> NamedRecords | None:

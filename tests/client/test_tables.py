@@ -103,6 +103,21 @@ def test_tables_without_the_extra_names_the_packages_to_install(tmp_path, monkey
     assert done.code == 2 and "deltalake is not installed" in done.stderr and "pip install 'pyengine-store[tables]'" in done.stderr
 
 
+@in_delta
+def test_a_disk_of_the_log_that_is_not_mounted_is_said_before_a_table_is_made(tmp_path, to):
+    root, lake, old = tmp_path / "store", tmp_path / "lake", tmp_path / "store" / "commitlog"
+    for folders in ({}, {"store_path_commit_log": "new", "read_only_commit_log_store_paths": str(old)}):
+        with pyengine.Engine(root, **SIZES, **folders):
+            put(root, "orders", 200)
+    expected = stored(root, "orders")
+    old.rename(tmp_path / "away")
+    with pytest.raises(CorruptionError, match="commitlog is missing: mount its disk, .*; with --allow-loss the tables get what is there"):
+        write_tables(root, lake, to)
+    (tmp_path / "away").rename(old)
+    assert write_tables(root, lake, to).messages == {"orders": len(expected)}
+    assert_equal(lake, to, root, "orders")
+
+
 def test_a_run_that_cannot_begin_holds_no_more_than_the_run_before(engine, tmp_path, monkeypatch):
     def fail_at_the_beginning(patch):
         patch.setattr(tables._Filling, "begin", _fails)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -16,12 +17,15 @@ from pyengine.errors import CorruptionError, UsageError
 from pyengine.formats.small_file import Checkpoint
 from pyengine.ipc.live_reader import open_store
 from pyengine.spark import plan as planning
+from pyengine.spark.export import export_parquet
 from pyengine.spark.partitions import DataLossError
 from pyengine.spark.queue_view import plan_view
 from pyengine.spark.schema import view_options
 from pyengine.spark.stream import LogStreamReader
 from pyengine.storage import queue_entries
 from pyengine.storage.checkpoint import WATERMARK, DurableWatermark, write_checkpoint
+from pyengine.storage.commit_log import note_log_begin
+from pyengine.storage.config import config_path
 from pyengine.storage.config_table import QUEUE_NUMS_MAX, TopicConfig, TopicConfigs
 from pyengine.storage.consume_queue import ConsumeQueue
 from spark.logs import rows
@@ -460,3 +464,31 @@ def test_files_that_were_deleted_with_their_messages_are_no_loss(builder):
     by_queue, by_scan = (sorted(rows(builder.root, **COLUMNS, subscribe="orders", access=access)) for access in ("queue", "scan"))
     assert by_queue == by_scan
     assert view(builder) and view(builder, view="entries")
+
+
+@pytest.mark.parametrize("how", ["gone", "empty", "between"])
+def test_a_disk_of_the_log_that_is_not_mounted_is_said_by_every_read(builder, tmp_path, how):
+    disk, away = tmp_path / "disk", tmp_path / "away"
+    disk.mkdir()
+    segments = sorted(builder.paths.commit_log.iterdir())
+    for segment in segments[1:2] if how == "between" else segments[:2]:
+        shutil.move(segment, disk)
+    config_path(builder.root).write_text(f'store_path_commit_log = "commitlog,{disk}"\n')
+    note_log_begin(builder.root, 0)
+    wanted = rows(builder.root, **COLUMNS)
+    disk.rename(away)
+    if how == "empty":
+        disk.mkdir()
+    session = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    with open_store(builder.root) as store:
+        for read in (lambda: rows(builder.root, **COLUMNS), lambda: rows(builder.root, **COLUMNS, subscribe="orders", access="queue"),
+                     lambda: view(builder), stream(builder).initialOffset, stream(builder, subscribe="orders").initialOffset, store.scan,
+                     lambda: export_parquet(session, builder.root, tmp_path / "out", incremental=True)):
+            with pytest.raises(CorruptionError, match="mount"):
+                read()
+    if how != "between":
+        assert set(rows(builder.root, **COLUMNS, failOnDataLoss=False)) < set(wanted)
+    if how == "empty":
+        disk.rmdir()
+    away.rename(disk)
+    assert rows(builder.root, **COLUMNS) == wanted and len(wanted) == 40
