@@ -311,6 +311,35 @@ def test_a_promoted_slave_continues_with_topics_and_groups(make_engine):
     assert sorted(read + rest) == [b"0", b"1", b"2", b"3"], "what was committed does not come again"
 
 
+@pytest.mark.parametrize("given", usual([{}, {"sharing": "messages"}], [{}], pytest.mark.ci), ids=["queues", "messages"])
+def test_acknowledgements_of_a_former_master_do_not_outlive_a_reset_on_another(make_engine, given):
+    """Its own are above the offset that the group has there again when it is promoted: a reset in between has made them void."""
+    pair = Pair(make_engine).start()
+    first, second, port = pair.master, pair.slave, free_port()
+
+    def consumed(root: Path, count: int, left_open: bytes = b"") -> list[bytes]:
+        with pyengine.consume(root, "T", group="g", auto_commit=False, **given) as consumer:
+            found = consumer.pull(count, timeout_s=30)
+            consumer.ack([message for message in found if message.body != left_open])
+        return [message.body for message in found]
+
+    sent = [b"%d" % number for number in range(10)]
+    assert put(first.root, *sent) == [PutStatus.PUT_OK] * 10
+    assert consumed(first.root, 10, left_open=b"5") == sent
+    eventually(lambda: ConsumerOffsets(second.root).read("T", "g") == {0: 5}, "the offset is on the slave")
+    first.stop()
+    promote(second, "--set", f"ha_listen_port={port}")
+    first.settings |= {"broker_role": "SLAVE", "ha_master_address": f"127.0.0.1:{port}", "ha_listen_port": 0}
+    first.start()
+    assert run("groups", "reset", second.root, "--group", "g", "--topic", "T", "--to", "first").code == 0
+    eventually(lambda: ConsumerOffsets(first.root).read("T", "g") == {0: 0}, "the reset is on the slave")
+    assert consumed(second.root, 5) == sent[:5]
+    eventually(lambda: ConsumerOffsets(first.root).read("T", "g") == {0: 5}, "its offset is where it was")
+    second.stop()
+    promote(first)
+    assert consumed(first.root, 10) == sent[5:]
+
+
 def test_a_delayed_message_does_not_come_again_after_a_planned_change_of_the_master(make_engine):
     """The last deliveries are noted while the master stops."""
     pair = Pair(make_engine, message_delay_level="1s", flush_delay_offset_interval_ms=3_600_000).start()

@@ -23,6 +23,7 @@ from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, read_file, set_in_file
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 if TYPE_CHECKING:
@@ -285,11 +286,17 @@ def _peers(slave: EngineConfig, master_address: str) -> dict[str, str]:
 
 
 def _write_role(root: Path, role: str, notes: list[str], peers: dict[str, str]) -> None:
-    """Write the settings, then the note: after a crash in between the store starts in neither role until this runs again."""
+    """Write the settings, then the note: after a crash in between the store starts in neither role until this runs again.
+
+    Of a slave its own acknowledgements are removed first. They may be from a time as a master, and its offsets are those of the last one,
+    which may have been reset to where they were.
+    """
     file = ReplicationStateFile(root)
     noted = file.read()
     if noted.problem:
         notes.append(noted.problem)
+    if noted.state is None or noted.state.role == SLAVE or noted.problem:
+        ConsumerOffsets(root).void_acknowledgements()
     set_in_file(config_path(root), {"broker_role": role, **peers}, ("ha_master_address",))
     failpoint("promotion_set")
     term = max(noted.state.term, noted.state.fenced_by) + 1 if noted.state else 1

@@ -144,6 +144,11 @@ class ConsumerOffsets:
             require_writable(self._root, "being recovered, or open in a broker, which keeps the groups' offsets itself")
             return self._change(change)
 
+    def void_acknowledgements(self) -> None:
+        """Let only the offsets count from now on: they are another store's. For the store's owner."""
+        with exclusive(self.path):
+            remove_all(self._root)
+
     def lower(self, queue_ends: QueueEnds) -> list[str]:
         """Lower the groups' offsets that are beyond the ends of their queues; return a sentence for each, and for damage.
 
