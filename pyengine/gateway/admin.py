@@ -11,11 +11,11 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pyengine.arguments import INT64_MAX
+from pyengine.arguments import INT32_MAX, INT64_MAX
 from pyengine.engine_config import AT_ONCE
 from pyengine.errors import EngineError, UsageError
 from pyengine.formats.constants import LMQ_PREFIX, SCHEDULE_TOPIC
@@ -44,7 +44,8 @@ from pyengine.ipc.control_block import EngineMemory, read_run_settings
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.session_client import ask_for_settings
 from pyengine.ipc.shared_objects import find_folder
-from pyengine.ipc.statistics import WINDOWS_S, Statistics, read_statistics
+from pyengine.ipc.statistics import DISTRIBUTE_NAMES, WINDOWS_S, Statistics, read_statistics
+from pyengine.results import ReadLevel
 from pyengine.services.clean_files import CleanRequest
 from pyengine.services.clean_resource import request_cleaning
 from pyengine.settings import Value
@@ -494,6 +495,8 @@ class Admin:
                 "pullThreadPoolQueueSize": "0", "pullThreadPoolQueueCapacity": "0", "pullThreadPoolQueueHeadWaitTimeMills": "0",
                 "queryThreadPoolQueueSize": "0", "queryThreadPoolQueueCapacity": "0", "queryThreadPoolQueueHeadWaitTimeMills": "0",
                 "EndTransactionQueueSize": "0", "EndTransactionThreadPoolQueueCapacity": "0", "pageCacheLockTimeMills": "0",
+                "remainHowManyDataToFlush": f"{max(0, high - self._reader.max_physical_offset(ReadLevel.FLUSHED))} B",
+                "remainTransientStoreBufferNumbs": str(INT32_MAX), "getMessageEntireTimeMax": "0",
                 "dispatchMaxBuffer": "0", "dispatchBehindBytes": str(max(0, high - self._reader.dispatched_offset(LEVEL))),
                 **{f"scheduleMessageOffset_{level}": f"{offset},{self._reader.queue_range(SCHEDULE_TOPIC, level - 1, LEVEL)[1]}"
                    for level, offset in delays.items()},
@@ -512,13 +515,16 @@ class Admin:
         try:
             figures = self._figures()
         except EngineError:  # it does not run
-            return {"putTps": "0.0 0.0 0.0", "putMessageTimesTotal": "0", "msgPutTotalTodayNow": "0"}
+            return {"putTps": "0.0 0.0 0.0", "putMessageDistributeTime": _distribution([0] * len(DISTRIBUTE_NAMES)), **dict.fromkeys((
+                "putMessageTimesTotal", "msgPutTotalTodayNow", "putMessageSizeTotal", "putMessageAverageSize", "putMessageFailedTimes",
+                "putMessageEntireTimeMax", "putLatency99", "putLatency999"), "0")}
         number = figures.put_messages
         return {
             "putTps": " ".join(f"{figures.put_tps[window_s] or 0.0:.2f}" for window_s in WINDOWS_S),
             "putMessageTimesTotal": str(number), "msgPutTotalTodayNow": str(number),
             "putMessageSizeTotal": str(figures.put_bytes), "putMessageAverageSize": f"{figures.put_bytes / max(1, number):.1f}",
             "putMessageFailedTimes": str(sum(figures.refused.values())),
+            "putMessageDistributeTime": _distribution(figures.put_distribute_recent),
             "putMessageEntireTimeMax": f"{figures.put_latency.max_ms or 0:.0f}",
             "putLatency99": f"{figures.put_latency.p99_ms or 0:.3f}", "putLatency999": f"{figures.put_latency.p999_ms or 0:.3f}"}
 
@@ -679,6 +685,10 @@ def _attributes(text: str) -> dict[str, str] | None:
         elif name != f"-{MESSAGE_TYPE}":
             raise UsageError(f"the attribute {change[:100]!r} does not exist here: give +{MESSAGE_TYPE}= with {', '.join(MESSAGE_TYPES)}")
     return found
+
+
+def _distribution(counts: Sequence[int]) -> str:
+    return " ".join(f"[{name}]:{count}" for name, count in zip(DISTRIBUTE_NAMES, counts, strict=True))
 
 
 def _gib(size_bytes: int) -> str:

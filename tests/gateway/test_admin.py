@@ -220,6 +220,41 @@ def test_the_broker_tells_about_itself(served):
     assert told.items() <= broker_settings(client).items()
 
 
+def check_what_the_exporter_reads(table):
+    """It takes these without asking whether they are there; one that is not ends its whole round. Returns the puts by their time."""
+    for name in ("sendThreadPoolQueueHeadWaitTimeMills", "queryThreadPoolQueueHeadWaitTimeMills", "pullThreadPoolQueueHeadWaitTimeMills",
+                 "queryThreadPoolQueueSize", "pullThreadPoolQueueSize", "sendThreadPoolQueueSize", "sendThreadPoolQueueCapacity",
+                 "pullThreadPoolQueueCapacity", "queryThreadPoolQueueCapacity", "msgPutTotalTodayNow", "msgGetTotalTodayNow",
+                 "msgPutTotalTodayMorning", "msgGetTotalTodayMorning", "msgPutTotalYesterdayMorning", "msgGetTotalYesterdayMorning",
+                 "bootTimestamp", "startAcceptSendRequestTimeStamp", "commitLogMinOffset", "commitLogMaxOffset", "brokerVersion",
+                 "pageCacheLockTimeMills", "getMessageEntireTimeMax", "putMessageEntireTimeMax", "putMessageTimesTotal",
+                 "putMessageSizeTotal", "dispatchMaxBuffer", "dispatchBehindBytes", "remainTransientStoreBufferNumbs"):
+        assert int(table[name]) >= 0, name
+    for name in ("consumeQueueDiskRatio", "commitLogDiskRatio", "putMessageAverageSize", "putLatency99", "putLatency999"):
+        assert float(table[name]) >= 0, name
+    assert re.fullmatch(r"\d+ B", table["remainHowManyDataToFlush"])
+    times = [pair.split(":") for pair in table["putMessageDistributeTime"].split(" ")]
+    assert len(times) == 13 and [name for name, _ in times[:3]] == ["[<=0ms]", "[0~10ms]", "[10~50ms]"]
+    return sum(int(count) for _, count in times)
+
+
+def test_rocketmqs_exporter_gets_all_that_it_reads_of_the_broker_with_and_without_an_engine(tmp_path):
+    served = start_served(tmp_path / "store")
+    try:
+        client = served.broker()
+        assert client.ask(codes.SEND_MESSAGE_V2, send_fields("exported"), b"x").code == codes.SUCCESS
+        assert check_what_the_exporter_reads(json.loads(client.ask(codes.GET_BROKER_RUNTIME_INFO).body)["table"]) == 1
+        served.engine.stop()
+
+        async def ask():
+            with TurnExecutor(1, "test") as executor, pyengine.open_store(served.root) as reader:
+                return await Admin(reader, None, None, None, None, executor, None).runtime_info(None)
+
+        assert check_what_the_exporter_reads(json.loads(asyncio.run(ask()).body)["table"]) == 0
+    finally:
+        served.close()
+
+
 def broker_settings(client):
     return dict(line.split("=", 1) for line in client.ask(codes.GET_BROKER_CONFIG).body.decode().splitlines())
 
