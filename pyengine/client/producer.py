@@ -440,6 +440,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         if why := self._puts.open_until(timeout_s):
             raise _refused(why)
         self._follow()
+        self._refuse_second_queues(message)
         queue_id = choose()
         self._refuse_sizes(len(body), queue_id, message.flag)
         return RawMessage(message.topic, body, queue_id=queue_id, properties_text=constants.PROPERTY_SEPARATOR.join(pieces),
@@ -515,6 +516,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         delay = self._delay(message)
 
         def place() -> PutEntry:
+            self._refuse_second_queues(message)
             queue_id = choose()
             self._refuse_sizes(len(content), queue_id, message.flag)
             return self._shared(message, native.PUT, queue_id, name, text, delay, content, wait)
@@ -689,6 +691,11 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             header.clock_ms = raw.clock_ms
         native.fill_hosts(header, born_host, context.store_host)
         return PutEntry(header, name, text, context, payload)
+
+    def _refuse_second_queues(self, message: OutgoingMessage) -> None:
+        if constants.PROPERTY_INNER_MULTI_DISPATCH in (message.properties or ()) and not self._puts.settings.enable_multi_dispatch:
+            raise RefusedError(f"{constants.PROPERTY_INNER_MULTI_DISPATCH} names queues that would stay empty, since the engine runs with "
+                               "enable_multi_dispatch=false: start it with enable_multi_dispatch=true, or leave the property out")
 
     def _refuse_sizes(self, body_size: int, queue_id: int, flag: int) -> None:
         if body_size > self._puts.max_message_bytes:

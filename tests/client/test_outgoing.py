@@ -282,6 +282,19 @@ def test_a_second_queue_is_of_a_topic_to_which_a_program_may_put(producer, name)
         producer.put("T", b"", properties={"INNER_MULTI_DISPATCH": f"other,{name}"})
 
 
+@pytest.mark.parametrize("settings", [{}, {"enable_lmq": True}], ids=str)
+def test_second_queues_that_the_engine_would_not_fill_are_refused(tmp_path, settings):
+    second = {"INNER_MULTI_DISPATCH": "archive"}
+    with pyengine.Engine(tmp_path / "store", **settings, **SMALL) as engine, engine.connect() as producer:
+        for options in ({}, {"delay_level": 1}):
+            with pytest.raises(PutRefusedError, match="enable_multi_dispatch=false: start it with enable_multi_dispatch=true"):
+                producer.put("news", b"x", properties=second, **options)
+        with pytest.raises(PutRefusedError, match="enable_multi_dispatch"), producer.transaction(group="g") as tx:
+            tx.put("news", b"x", properties=second)
+        producer.put_raw(RawMessage("news", b"kept", properties_text="INNER_MULTI_DISPATCH\x01archive"))  # as RocketMQ stores it
+        eventually(lambda: in_queues(engine, "news") == {0: [b"kept"]}, "the raw put is in its queue")
+
+
 def test_a_queue_and_a_key_exclude_each_other(producer):
     with pytest.raises(UsageError, match="exclude"):
         producer.put("T", b"", queue_id=0, sharding_key="a")
