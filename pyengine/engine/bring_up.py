@@ -18,6 +18,7 @@ for a bounded time, when that is full. The pool buffers that a start does not ne
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import threading
@@ -430,7 +431,14 @@ def set_confirmed(memory: EngineMemory, root: str | os.PathLike[str], confirm: i
 
 
 def require_descriptors(pool_buffers: int = 0) -> None:
-    """Raise EngineError when the hard limit does not let a process that starts from here open enough files."""
+    """Raise EngineError when a process that starts from here may not open enough files, or the pidfds by which it watches workers."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS):
+            raise
+        raise EngineError(f"the kernel or a seccomp profile refuses pidfd_open ({error.strerror}), by which an engine watches its workers: "
+                          "allow it in the profile, or update the container engine (Linux 5.3 has the call)") from None
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = DESCRIPTORS_MIN + 2 * pool_buffers
     if hard != resource.RLIM_INFINITY and hard < wanted:

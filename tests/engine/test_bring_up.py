@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import resource
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 
 import pytest
 
 import pyengine
-from fix_cli import spawn
+from fix_cli import command_line, environment, spawn
 from fix_engine import SMALL
 from fix_golden import usual
+from fix_owner import CHECKOUT
 from pyengine.cli.promote import promote_stopped
 from pyengine.engine import bring_up as bring_up_module
 from pyengine.engine.bring_up import DESCRIPTORS_MIN, DESCRIPTORS_RAISED_TO, FIRST_GENERATION, bring_up, require_descriptors
@@ -345,6 +348,27 @@ def test_a_start_that_may_not_make_files_so_long_is_refused(tmp_path, settings, 
     done = spawn("start", tmp_path / "store", *words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     assert done.code == 1 and f"a file may have {limit:,} bytes here, and this store's have up to {longest:,}: " in done.stderr, done
     assert "ulimit -f" in done.stderr and not (tmp_path / "store" / "commitlog").exists()
+
+
+def refuse_pidfds(number: int) -> None:
+    """For preexec_fn: refuse pidfd_open with this errno by a seccomp filter, as profiles of old container engines do."""
+    load, if_equal, end, allow, refuse, pidfd_open = 0x20, 0x15, 0x06, 0x7FFF0000, 0x50000, 434
+    words = [(load, 0, 0, 0), (if_equal, 0, 1, pidfd_open), (end, 0, 0, refuse | number), (end, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *word) for word in words))
+    libc, set_no_new_privileges, set_seccomp, filtered = ctypes.CDLL(None, use_errno=True), 38, 22, 2
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(words), ctypes.addressof(code)))
+    if libc.prctl(set_no_new_privileges, 1, 0, 0, 0) or libc.prctl(set_seccomp, filtered, program, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+@pytest.mark.parametrize(("words", "number"), [
+    (command_line("start"), errno.EPERM),
+    ([sys.executable, "-m", "pyengine.workers.supervisor"], errno.ENOSYS)], ids=["start", "supervisor"])
+def test_a_start_where_no_worker_can_be_watched_says_so_at_once_and_makes_nothing(tmp_path, words, number):
+    done = subprocess.run([*words, tmp_path / "store"], cwd=CHECKOUT, capture_output=True, text=True, env=environment(),
+                          timeout=scaled_timeout_s(40), preexec_fn=lambda: refuse_pidfds(number))
+    assert done.returncode == 1 and f"refuses pidfd_open ({os.strerror(number)})" in done.stderr, done
+    assert not (tmp_path / "store" / "commitlog").exists()
 
 
 @pytest.mark.parametrize(("soft", "hard", "becomes"), [
