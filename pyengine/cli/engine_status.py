@@ -131,6 +131,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.READ_ONLY, why_fenced(refused)),
         _supervisor(memory, living, document),
         Finding(Verdict.STUCK, "; ".join(still)),
+        Finding(Verdict.WARNING, _why_unseen(workers, living)),
         *_blocked_workers(blocked_reasons, _needed_and_dead(memory, workers)),
         *_replication(identity, document["replication"]),
         *_absent_gateways(memory, living, document),
@@ -189,6 +190,14 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], document: dict[str,
     if dead := _needed_and_dead(memory, document["workers"]):
         return Finding(Verdict.STUCK, f"{sentence} (dead: {', '.join(dead)})")
     return Finding(Verdict.WARNING, sentence)
+
+
+def _why_unseen(workers: Sequence[dict[str, Any]], living: Sequence[int]) -> str:
+    """Return a sentence if each process that holds its lock is hidden, so that all look dead: one that is starting does so for a moment."""
+    states = {one["kind"]: one["state"] for one in workers}
+    if not all(states.get(KIND_NAMES[kind]) == "dead" for kind in living):
+        return ""
+    return "its processes are not visible here, so their state is unknown: run this in the engine's pid namespace (docs/containers.md)"
 
 
 def _needed_and_dead(memory: EngineMemory, workers: Sequence[dict[str, Any]]) -> list[str]:

@@ -480,7 +480,8 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
     found_by_s = time.monotonic() + FOUND_TIMEOUT_S
     while (pid := supervisor_pid(root)) is None and native.SUPERVISOR in living_kinds(root, 1):
         if time.monotonic() > found_by_s:
-            raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user")
+            raise EngineUnavailableError(f"the supervisor of {root} cannot be found: it is starting or runs as another user or in another "
+                                         "pid namespace")
         time.sleep(POLL_INTERVAL_S)
     _stop(root, pid, timeout_s)
     return True

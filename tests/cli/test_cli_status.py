@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 import pyengine
 from broker_lock import held_by_a_broker
-from fix_cli import changes, picture, run, spawn
+from fix_cli import changes, command_line, environment, picture, run, spawn
 from fix_small_disk import fill
 from pyengine.cli import engine_status
 from pyengine.engine_config import DAY_MS
@@ -22,7 +23,7 @@ from pyengine.ipc.store_lock import StoreLock
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
 from pyengine.storage.ofd_lock import EXCLUSIVE, ByteLock
-from waiting import eventually
+from waiting import eventually, scaled_timeout_s
 
 FIXED_FIELDS = {"verdict", "summary", "state", "role", "read_only", "reason", "positions", "workers", "sessions"}
 
@@ -317,6 +318,21 @@ def test_a_lock_of_another_container_is_a_brokers_too(golden, monkeypatch):
     monkeypatch.setattr(store_lock, "find_lock", lambda descriptor, byte: lock if byte == 0 else None)
     assert "runs in another container" in run("status", store.root, "--json").document["reason"]
     assert run("start", store.root).code == 5
+
+
+@pytest.mark.root
+def test_from_another_pid_namespace_status_and_stop_say_where_to_run_them(make_engine):
+    engine = make_engine()
+    engine.start()
+
+    def elsewhere(*arguments) -> str:
+        return subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", *command_line(*arguments)], env=environment(),
+                              capture_output=True, text=True, timeout=scaled_timeout_s(60)).stdout
+
+    document = json.loads(elsewhere("status", engine.root, "--json"))
+    assert document["verdict"] == "warning" and "its processes are not visible here" in document["summary"]
+    assert "in another pid namespace" in elsewhere("stop", engine.root, "--json")
+    assert status(engine)["verdict"] == "ok"
 
 
 @pytest.mark.root
