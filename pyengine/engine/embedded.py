@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Unpack
@@ -91,6 +92,8 @@ class Engine(arguments.AsyncBlock):
         self.path = _absolute(path)
         self._settings = {name: _as_text(value) for name, value in settings.items()}
         self._shared = _SharedEngine(self.path, self._settings) if shared else None
+        if self._shared:
+            weakref.finalize(self, _drop, self._shared).atexit = False
         self._process: subprocess.Popen[bytes] | None = None
         self._store: HeldStore | None = None
         self._seen = "stopped", ""
@@ -101,7 +104,8 @@ class Engine(arguments.AsyncBlock):
             raise UsageError(f"the engine on {self.path} is started already")
         if self._shared:
             self._shared.join(progress)
-            arguments.after_fork(self)
+            _leave_dropped(self.path)
+            arguments.after_fork(self._shared)
             self._look()
             return self
         _check_new_start(self.path, self._settings)
@@ -145,7 +149,8 @@ class Engine(arguments.AsyncBlock):
 
         EngineError if it does not stop in time, or its store was moved, removed or replaced.
         """
-        if self._shared:
+        if self._shared and self._shared.is_joined:
+            _leave_dropped(self.path)
             self._shared.leave(timeout_s)
         process = self._process
         if process is None:
@@ -184,12 +189,7 @@ class Engine(arguments.AsyncBlock):
         return open_store(self.path)
 
     def _forked(self) -> None:
-        """In a forked child, give up the parent's engine. While the child had the pipe open, the parent's exec would go unnoticed.
-
-        A shared engine stays the child's: it has a copy of the descriptor with the lock.
-        """
-        if self._shared:
-            self._shared.forked()
+        """In a forked child, give up the parent's engine. While the child had the pipe open, the parent's exec would go unnoticed."""
         if self._process is not None:
             _close_stdin(self._process)
             self._process.returncode = 0  # the supervisor is not a child of this process, which cannot wait for it
@@ -273,10 +273,10 @@ class _SharedEngine:
         self._ended_starts = 0
         self._reason = ""  # why it cannot be started again
         self.is_joined = False
-        self.forked()
+        self._forked()
 
-    def forked(self) -> None:
-        """Forget what a forked child does not have: the thread that looks after the engine."""
+    def _forked(self) -> None:
+        """Forget what a forked child does not have: the thread that looks after the engine. Its copy of the lock's descriptor stays."""
         self._leaving = threading.Event()
         self._keeper: threading.Thread | None = None
         self._keeper_lock = threading.Lock()
@@ -389,8 +389,6 @@ class _SharedEngine:
 
     def leave(self, timeout_s: float) -> None:
         """Use the engine no more. If no process does then, it stops: wait for its end. Raises as Engine.stop()."""
-        if not self.is_joined:
-            return
         deadline_s = time.monotonic() + timeout_s
         self._leaving.set()
         if self._keeper is not None:
@@ -406,7 +404,7 @@ class _SharedEngine:
             finally:
                 self._lock.leave()
                 self.is_joined, self._store = False, None
-                self.forked()
+                self._forked()
             self._wait_for_end(deadline_s, timeout_s, store)
 
     def _wait_for_end(self, deadline_s: float, timeout_s: float, store: HeldStore | None) -> None:
@@ -426,6 +424,23 @@ class _SharedEngine:
         if is_unclean:
             raise EngineError(f"the engine on {self._root} did not stop in order: {_last_log_lines(self._root)}; the next start recovers "
                               "it")
+
+
+_dropped: set[_SharedEngine] = set()  # used until this process ends, or starts or stops another Engine on the same store
+
+
+def _drop(shared: _SharedEngine) -> None:
+    if shared.is_joined:
+        _dropped.add(shared)
+
+
+def _leave_dropped(root: Path) -> None:
+    """Leave what this process dropped without stop(), as a cell of a notebook does that runs again. Another Engine uses it still."""
+    for each in _dropped.copy():
+        if each._root == root:
+            with contextlib.suppress(KeyError, EngineError, OSError):  # another thread leaves it, or it has ended
+                _dropped.remove(each)
+                each.leave(STOP_TIMEOUT_S)
 
 
 def _watched_store(root: Path) -> HeldStore | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import random
 import signal
@@ -409,6 +410,21 @@ def test_a_removed_file_of_locks_costs_no_process_its_engine(root):
     assert second.state == "running"
     second.stop()
     wait_stopped(root)
+
+
+def test_a_dropped_engine_goes_on_until_this_process_starts_or_stops_another(root):
+    """As in a cell of a notebook that runs again, and in a program that keeps only its producer."""
+    producer = share(root).start().connect()
+    gc.collect()
+    assert producer.put("T", b"one").ok and living_kinds(root)
+    kept: list[tuple[int, int]] = []
+    for _ in range(4):
+        engine = share(root).start()
+        kept.append((len(os.listdir("/proc/self/fd")), [thread.name for thread in threading.enumerate()].count("pyengine-sharing")))
+    assert kept[1] == kept[2] == kept[3]
+    producer.close()
+    engine.stop()
+    assert living_kinds(root) == [] and not (root / "abort").exists()
 
 
 def test_no_other_user_can_keep_the_engine_running(root):
