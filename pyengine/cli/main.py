@@ -70,19 +70,15 @@ class Guarded(click.Command):
                 output.discard(stream)
         sys.exit(code)
 
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # in the middle of what it prints: the reader has what it wanted. click would exit with 1
-            output.discard(sys.stdout)
-            return ExitCode.OK
-
     def _guarded(self, arguments: list[str], prog_name: str, extra: dict[str, Any]) -> int:
         as_json = "--json" in arguments
         try:
             code = super().main(arguments, prog_name, **extra)
             with output.to_its_end():
                 return int(code or ExitCode.OK)
+        except SystemExit:  # by click after a BrokenPipeError, in the middle of what it prints: the reader has what it wanted
+            output.discard(sys.stdout)
+            return ExitCode.OK
         except click.ClickException as error:
             with contextlib.suppress(OSError):
                 error.show()

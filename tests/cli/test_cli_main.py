@@ -132,8 +132,9 @@ def test_a_broken_promise_of_ours_is_not_hidden(failing):
         run("fail")
 
 
-def test_a_closed_pipe_is_quiet():
-    process = subprocess.Popen(command_line("config", "explain"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+@pytest.mark.parametrize("words", [["config", "explain"], ["--help"], ["--version"], ["status", "--help"]], ids=" ".join)
+def test_a_closed_pipe_is_quiet(words):
+    process = subprocess.Popen(command_line(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env=environment())
     process.stdout.close()
     assert process.stderr.read() == b""
