@@ -39,7 +39,7 @@ from pyengine.cli import output
 from pyengine.cli.output import Reply, byte_bar, store_command, topic_option
 from pyengine.engine_config import keywords
 from pyengine.errors import DiskError, EngineError, ExitCode, UsageError, os_error_sentence
-from pyengine.formats.constants import INTERNAL_PROPERTY_NAMES, RESERVED_PROPERTY_NAMES
+from pyengine.formats.constants import INTERNAL_PROPERTY_NAMES, PROPERTY_UNIQ_KEY, RESERVED_PROPERTY_NAMES
 from pyengine.results import PutManyResult, PutResult, PutStatus
 from pyengine.storage.config import existing_store
 from pyengine.storage.file_system import open_output
@@ -74,7 +74,7 @@ def ingest(store: Path, settings: dict[str, str], files: tuple[Path, ...], produ
     A folder stands for the files under it, - for standard input. Lines of one producer in one queue keep their order.
 
     --format jsonl: objects with `body` (text) or `body_base64`, and optionally queue_id, tags, keys,
-    properties, flag, delay_level; or messages as `tail --json` prints them.
+    properties, flag, delay_level, unique_key; or messages as `tail --json` prints them.
 
     \b
     Examples:
@@ -267,7 +267,7 @@ BATCH_MESSAGES = 1024
 IN_FLIGHT = 512
 # Stored, but without the requested durability.
 UNCONFIRMED = (PutStatus.FLUSH_DISK_TIMEOUT, PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE)
-JSONL_FIELDS = ("body", "body_base64", "queue_id", "tags", "keys", "properties", "flag", "delay_level")
+JSONL_FIELDS = ("body", "body_base64", "queue_id", "tags", "keys", "properties", "flag", "delay_level", "unique_key")
 REPORT_INTERVAL_S = 0.1
 
 
@@ -521,9 +521,11 @@ def _object_arguments(line: bytes, where: str) -> dict[str, Any]:
         if "compression" in document and document.get("body_bytes") == document.get("stored_body_bytes"):  # --raw, or a body_error
             why = document.get("body_error", "print it without --raw")
             raise UsageError(f"{where}: its body is still compressed by {document['compression']}: {why}")
-        properties = {name: text for name, text in mapping(document.get("properties") or {}, "properties").items()
-                      if name not in RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES}
-        document = {name: value for name, value in document.items() if name in JSONL_FIELDS} | {"properties": properties}
+        given = mapping(document.get("properties") or {}, "properties")
+        document = {name: value for name, value in document.items() if name in JSONL_FIELDS} | {"properties": {
+            name: text for name, text in given.items() if name not in RESERVED_PROPERTY_NAMES | INTERNAL_PROPERTY_NAMES}}
+        if PROPERTY_UNIQ_KEY in given:  # a later put of the key with `once` finds this one
+            document["unique_key"] = given[PROPERTY_UNIQ_KEY]
     unknown = sorted(document.keys() - set(JSONL_FIELDS))
     if unknown:
         raise UsageError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(JSONL_FIELDS)}")

@@ -155,6 +155,16 @@ def test_json_lines_and_standard_input(engine, tmp_path):
     assert (ran.code, ran.document["acked"], ran.document["acked_missing"]) == (0, 700, 0)
 
 
+def test_a_message_that_goes_through_tail_and_ingest_is_not_put_once_again(engine):
+    one = engine()
+    with pyengine.connect(one.root) as producer:
+        producer.put("from", b"charge", unique_key="order-17", once=True)
+        lines = run("tail", one.root, "--topic", "from", "--from", "first", "--no-follow", "--json").stdout
+        lines += json.dumps({"body": "refund", "unique_key": "order-18"}) + "\n"
+        assert run("ingest", one.root, "--topic", "to", "--format", "jsonl", "-", stdin=lines).code == 0
+        assert [producer.put("to", b"again", unique_key=f"order-{number}", once=True).queue_offset for number in (17, 18)] == [0, 1]
+
+
 @pytest.mark.parametrize(("row", "sentence"), [
     ({"properties": {"a": 1}}, "the property a must be str"), ({"queue_id": 10 ** 30}, "MESSAGE_ILLEGAL: the queue id"),
     *usual([({"queue_id": "1"}, "queue_id must be int, not str"), ({"tags": 5}, "tags must be str, not int")], [], pytest.mark.ci),

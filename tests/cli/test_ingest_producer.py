@@ -198,7 +198,7 @@ def test_a_line_of_tail_keeps_its_queue_and_its_own_properties(tmp_path, produce
     path.write_text("\n".join(map(json.dumps, rows)))
     produce(job([whole(path)], format="jsonl", queues=4, first_queue=1), lambda now: None)
     assert [arguments.pop("queue_id") for _, _, arguments in producer.singles] == [0, 2, 0]
-    assert producer.singles[0] == ("t", b"x", {"tags": "A", "keys": None, "properties": {"a": "b"}, "flag": 0})
+    assert producer.singles[0] == ("t", b"x", {"tags": "A", "keys": None, "properties": {"a": "b"}, "flag": 0, "unique_key": "1"})
 
 
 @pytest.mark.parametrize(("stored", "raw"), [(zlib.compress(b"x" * 100), True), (b"no zlib", False)], ids=["raw", "damaged"])
