@@ -213,7 +213,7 @@ ACTIONS = ("list", "show", "requeue")
 def dlq(store: Path, action: str, settings: dict[str, str], group: str | None, offsets: tuple[int, ...], max_messages: int) -> Reply:
     """List or show dead letters, or put them back. A group has returned each 16 times.
 
-    `waiting` counts those not put back yet. `requeue` puts back all, or those at the offsets; it needs an engine.
+    `requeue` needs an engine. It puts back those that are `waiting`, or those at the offsets, which stay so.
 
     \b
     Examples:

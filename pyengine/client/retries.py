@@ -194,7 +194,7 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
-    """One group's: those from `first` to `end` can be read, those from `next` on wait to be put back."""
+    """One group's: those from `first` to `end` can be read, those from `next` on wait for requeue()."""
 
     group: str
     first: int
@@ -237,7 +237,7 @@ class DeadLetters:
             return list(_read(reader, group, queue.first if offset is None else offset, queue.end, max_messages))
 
     def requeue(self, group: str, offsets: Iterable[int] | None = None) -> int:
-        """Put this group's dead letters back, all that wait or those at `offsets`; return their number.
+        """Put the group's waiting dead letters back, or those at `offsets`, which wait on; return their number.
 
         A kill may put up to 32 back twice. PutError for one that can never be stored, after the others; UsageError for an offset
         without a message; EngineUnavailableError, StoreBusyError.
