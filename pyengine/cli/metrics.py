@@ -37,7 +37,7 @@ import pyengine
 from pyengine.cli.engine_status import Verdict, live_status
 from pyengine.cli.output import json_option, parsed, set_option, store_argument, write_json
 from pyengine.engine_config import SLAVE, keywords
-from pyengine.errors import DiskError, EngineError
+from pyengine.errors import ConfigError, DiskError, EngineError
 from pyengine.formats.paths import StorePaths
 from pyengine.ipc.live_reader import LiveStoreReader
 from pyengine.ipc.statistics import Statistics
@@ -195,6 +195,10 @@ class Exposition:
         live = live_status(self._root)
         if live is None:
             return False, self.health()[1]
+        try:
+            load_config(self._root, self._settings)
+        except ConfigError as error:
+            return False, f"no program can connect: {error}"
         document = live[0]
         if Verdict(document["verdict"]).is_trouble or document["takes_puts"]:
             return document["takes_puts"] and not Verdict(document["verdict"]).is_trouble, _sentence(document)

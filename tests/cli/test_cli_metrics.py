@@ -32,6 +32,7 @@ from pyengine.formats.paths import set_log_folders
 from pyengine.ipc import sessions
 from pyengine.ipc.control_block import EngineMemory
 from pyengine.native import control as native
+from pyengine.storage.config import config_path
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from waiting import eventually, scaled_timeout_s
 
@@ -292,6 +293,11 @@ def test_it_is_not_ready_while_no_session_can_be_opened(make_engine, monkeypatch
         monkeypatch.setattr(sessions, "free_bytes", lambda folder: 0)
         assert ask(url, "/readyz")[0] == 503
         monkeypatch.undo()
+        path = config_path(engine.root)
+        was = path.read_text()
+        path.write_text(was + "put_timeout_ms = 7s\n")
+        assert ask(url, "/readyz")[0] == 503 and f"no program can connect: {path}" in ask(url, "/readyz")[1]
+        path.write_text(was)
         assert ask(url, "/readyz")[0] == 200
         engine.kill("supervisor")
         eventually(lambda: ask(url, "/readyz")[0] == 503, "no supervisor opens one")

@@ -182,7 +182,7 @@ def test_settings_that_differ_from_the_file_are_told(owner):
     document = status(owner)
     assert document["verdict"] == "warning" and "put_timeout_ms = 7000 in the file, 10000 runs" in document["summary"]
     path.write_text("put_timeout_ms = \n")
-    assert "the next start will be refused" in status(owner)["summary"]
+    assert "no program can connect, and the next start will be refused" in status(owner)["summary"]
     path.write_text(was)
     assert status(owner)["verdict"] == "ok"
 
