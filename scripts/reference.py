@@ -42,7 +42,7 @@ def configuration_page() -> str:
     lines = [
         "# Settings", "",
         "Made from the table in `pyengine/engine_config.py`. `pyengine config explain STORE` shows a store's values and their sources.",
-        "A later source wins: `STORE/config/engine.toml` (lines `name = value`), the environment "
+        "A later source wins: `STORE/config/engine.toml` (TOML: `name = \"24h\"`), the environment "
         f"(`{ENV_PREFIX}<NAME>`), a broker's file (`--broker-conf`), `--set name=value`.", "",
         "Each setting has its default beside it. RocketMQ's key is the name without the unit, or stands in brackets; it is accepted "
         "too. Case, `_`, `-` and `.` do not "

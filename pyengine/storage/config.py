@@ -302,7 +302,7 @@ def read_text(text: str, path: Path) -> dict[str, Value]:
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError, or a number of more digits than int() takes
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}: put words, and numbers with a unit, in quotes") from error
     values: dict[str, Value] = {}
     for key, value in document.items():
         if isinstance(value, (dict, list)):

@@ -255,6 +255,7 @@ def test_a_misspelt_environment_name_is_refused_and_foreign_ones_are_left_alone(
 
 @pytest.mark.parametrize(("text", "sentence"), [
     ("flush_disk_type = ", "not valid TOML"),
+    ("put_timeout_ms = 7s", "put words, and numbers with a unit, in quotes"),
     ("put_timeout_ms = " + "9" * 5000, "not valid TOML"),
     ("[writing]\nflush_disk_type = 'SYNC_FLUSH'", "writing is a table"),
     ("flush_disk_type = ['SYNC_FLUSH']", "flush_disk_type is a list"),
