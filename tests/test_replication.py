@@ -426,6 +426,53 @@ def test_a_master_that_returns_asks_its_peers_before_its_first_put(make_engine):
     assert f"127.0.0.1:{port} knows a master of term 1, and this one is of term 0: it takes no puts" in old.log()
 
 
+def test_of_two_slaves_promoted_apart_one_takes_puts_and_the_operator_decides(make_engine):
+    """Neither has heard of the other, so both have the same term."""
+    ports = [free_port() for _ in range(3)]
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    pair = Pair(make_engine, role="ASYNC_MASTER")
+    both = [make_engine("async", name, broker_role="SLAVE", ha_master_address=f"127.0.0.1:{pair.port}", ha_secret_file=pair.secret,
+                        ha_listen_port=port, ha_peers=", ".join(other for other in addresses if other != own))
+            for name, port, own in zip(("first", "second"), ports, addresses, strict=False)]
+    pair.master.start()
+    assert put(pair.master.root, b"one") == [PutStatus.PUT_OK]
+    for one in both:
+        one.start()
+        eventually(lambda one=one: bodies(one.root) == [b"one"], "it has what the master has")
+    pair.master.kill_all()
+    for one in both:
+        promote(one)
+        assert put(one.root, b"of one only") == [PutStatus.PUT_OK]
+        one.settings |= {"broker_role": "ASYNC_MASTER", "ha_master_address": ""}
+        one.stop()
+    first, second = both
+    second.start()
+    assert put(second.root, b"alone") == [PutStatus.PUT_OK], "one that meets nobody is refused nothing"
+    first.start()
+    assert put(first.root, b"x") == [PutStatus.SERVICE_NOT_AVAILABLE], "before its first put"
+    shown = run("status", first.root, "--json").document
+    told = f"{addresses[1]} is a master of the same term, so this one takes no puts"
+    assert shown["verdict"] == "read-only" and told in shown["reason"] and "`pyengine promote --force`" in shown["reason"], shown
+    assert told in first.log()
+    assert put(second.root, b"x") == [PutStatus.PUT_OK], "it goes on"
+    first.stop()
+    second.stop()
+    first.start()
+    assert put(first.root, b"x") == [PutStatus.SERVICE_NOT_AVAILABLE], "it remembers, although it is alone"
+    first.stop()
+    second.start()
+    refused = run("promote", first.root)
+    assert refused.code == 1 and f"{addresses[1]} is a master of its term too" in refused.stderr, refused
+    assert run("promote", first.root, "--force").code == 0
+    first.start()
+    assert put(first.root, b"decided") == [PutStatus.PUT_OK]
+    eventually(lambda: put(second.root, b"x") == [PutStatus.SERVICE_NOT_AVAILABLE], "the other hears of the higher term")
+    second.stop()
+    second.settings |= {"broker_role": "SLAVE", "ha_master_address": addresses[0], "ha_cut": "any"}
+    second.start()
+    eventually(lambda: bodies(second.root) == bodies(first.root) == [b"one", b"of one only", b"decided"], "it follows")
+
+
 def test_a_living_master_is_told_of_the_promotion_of_a_slave_that_has_other_peers(make_engine):
     pair = Pair(make_engine, role="ASYNC_MASTER", slave={"ha_peers": (other := f"127.0.0.1:{free_port()}")}).start()
     old, new = pair.master, pair.slave

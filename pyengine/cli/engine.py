@@ -129,7 +129,7 @@ def wait(store: Path, settings: dict[str, str], timeout_s: float) -> Reply:
         with open_session(store, timeout_s=left_s) as session:
             refused = native.load(session.memory.control.state, "refuse_puts")
         if refused & (native.REFUSE_SLAVE | native.REFUSE_FENCED):
-            raise EngineError(f"{store}: {why_fenced(refused) or 'a slave takes no puts: put to its master'}")
+            raise EngineError(f"{store}: {why_fenced(refused, store) or 'a slave takes no puts: put to its master'}")
         if refused:
             raise passing(EngineUnavailableError(f"the engine on {store} takes no puts now; {command('status', store)} says why"))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -57,7 +58,7 @@ from pyengine.storage.log_holds import read_log_holds
 from pyengine.storage.message_store import MessageStore
 from pyengine.storage.read_level import FilesWatermark
 from pyengine.storage.recovery.recover import copied_note
-from pyengine.storage.replication_state import ReplicationStateFile
+from pyengine.storage.replication_state import ReplicationStateFile, second_master_sentence
 
 if TYPE_CHECKING:
     from pyengine._native import ms_control, ms_identity, ms_worker
@@ -128,7 +129,7 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.READ_ONLY, (reason or "the store is frozen") if frozen else ""),
         Finding(Verdict.STUCK, lost),
         Finding(Verdict.READ_ONLY, _why_full(refused, document["disk"])),
-        Finding(Verdict.READ_ONLY, why_fenced(refused)),
+        Finding(Verdict.READ_ONLY, why_fenced(refused, document["store"])),
         _supervisor(memory, living, document),
         Finding(Verdict.STUCK, "; ".join(still)),
         Finding(Verdict.WARNING, _why_unseen(workers, living)),
@@ -171,10 +172,13 @@ def _why_full(refused: int, disk: dict[str, Any]) -> str:
     return disk.get("reason") or "the disk is full: the store takes puts again once there is room"
 
 
-def why_fenced(refused: int) -> str:
-    """Return why an engine refuses puts with these bits for another master's sake, "" if it does not."""
+def why_fenced(refused: int, root: str | os.PathLike[str]) -> str:
+    """Return why the engine on `root` refuses puts with these bits for another master's sake, "" if it does not."""
     if not refused & native.REFUSE_FENCED:
         return ""
+    noted = ReplicationStateFile(root).read().state
+    if noted is not None and noted.second_master and noted.fenced_by <= noted.term:
+        return second_master_sentence(noted.second_master)
     return ("a master of a higher term has taken this store's place, so puts are refused: start it as that one's slave "
             "(broker_role=SLAVE and ha_master_address=HOST:PORT)")
 
@@ -365,7 +369,7 @@ def engine_status(root: Path, settings: dict[str, str]) -> dict[str, Any]:
 def live_status(root: Path) -> tuple[dict[str, Any], Statistics | None] | None:
     """Return the status document of a running engine and its figures; None if no engine's counters are visible.
 
-    Of the store's files it reads only delayOffset.json, so several calls a second are cheap.
+    Of the store's files it reads only delayOffset.json, and of a fenced one replication.json, so several calls a second are cheap.
     """
     try:
         store = MessageStore(root)

@@ -261,8 +261,12 @@ def promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool
         last = noted.role if noted else configured
         is_fenced = noted is not None and noted.is_fenced
         if SLAVE not in (last, configured) and not problem and not (force and is_fenced):
-            more = (": a master of a higher term has taken its place. Start it as that one's slave, or give --force to make it the master "
-                    "again: then the other one refuses puts once both meet") if is_fenced else ""
+            more = ""
+            if noted is not None and is_fenced:
+                by = "a master of a higher term has taken its place" if noted.fenced_by > noted.term else (
+                    f"{noted.second_master} is a master of its term too")
+                more = (f": {by}. Start it as that one's slave, or give --force to make it the master again: then the other one refuses "
+                        "puts once both meet")
             raise EngineError(f"{root} is not a slave: its role is {last}{more}")
         if noted is not None and noted.role == SLAVE:
             judge(SlaveProgress(False, noted.confirm, noted.master_end), force, notes)

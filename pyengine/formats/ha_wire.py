@@ -69,6 +69,10 @@ class Introduction(NamedTuple):
     is_master: bool
     is_fenced: bool = False
 
+    def is_second(self, store_uuid: bytes, term: int) -> bool:
+        """Whether it takes puts beside the master of this store, and this term."""
+        return self.is_master and not self.is_fenced and self.term == term and self.store_uuid != store_uuid
+
 
 def is_hello(first: bytes | memoryview) -> bool:
     """Return whether the first eight bytes of a connection are a HELLO of any version, which no report is."""

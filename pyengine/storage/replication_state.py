@@ -28,7 +28,8 @@ class ReplicationState:
 
     `master_end`: of a slave, the last known end of its master's log; 0 if unknown. `term`: its own as a master, or that of
     the master that it followed last; 0 before the first promotion. `fenced_by`: as a master, the highest
-    term of another store that it knows of. A write never decreases these two.
+    term of another store that it knows of. A write never decreases these two. `second_master`: as a master, the address of
+    another of its term for which it takes no puts; a write keeps it until the store is a slave, or of a higher term.
     """
 
     role: str
@@ -37,6 +38,7 @@ class ReplicationState:
     master_end: int = 0
     term: int = 0
     fenced_by: int = 0
+    second_master: str = ""
 
     @property
     def known_term(self) -> int:
@@ -45,8 +47,14 @@ class ReplicationState:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a master with a higher term has replaced this one."""
-        return self.fenced_by > self.term
+        """Whether another master has replaced this one."""
+        return self.fenced_by > self.term or self.second_master != ""
+
+
+def second_master_sentence(address: str) -> str:
+    """Say why a master takes no puts, and what decides."""
+    return (f"{address} is a master of the same term, so this one takes no puts: start it as that one's slave (broker_role=SLAVE and "
+            "ha_master_address=HOST:PORT), or stop it and make it the master again by `pyengine promote --force`")
 
 
 class ReadState(NamedTuple):
@@ -64,7 +72,7 @@ class ReplicationStateFile:
         self.path = self._file.path
         self._dispatch_at: str | None = None
         self._term = self._fenced_by = 0
-        self._unread = ""
+        self._unread = self._second_master = ""
 
     def read(self) -> ReadState:
         """Read the file, or `.bak` if it is damaged; the `confirm` of that is older, which is safe.
@@ -75,7 +83,7 @@ class ReplicationStateFile:
         self._unread = problem if is_unread else ""
         self._dispatch_at = (state and state.dispatch_at) or DISPATCH_AT[0]
         if state is not None:
-            self._term, self._fenced_by = state.term, state.fenced_by
+            self._term, self._fenced_by, self._second_master = state.term, state.fenced_by, state.second_master
         return ReadState(state, problem)
 
     def write(self, state: ReplicationState) -> None:
@@ -88,9 +96,11 @@ class ReplicationStateFile:
         if self._unread:  # its term may be higher than the ones that this process knows
             raise DiskError(f"{self._unread}: it is not changed; repair the file or remove it", path=str(self.path))
         self._dispatch_at = state.dispatch_at or self._dispatch_at
+        kept = self._second_master if state.term <= self._term else ""
+        self._second_master = "" if state.role == ROLES[-1] else state.second_master or kept
         self._term, self._fenced_by = max(self._term, state.term), max(self._fenced_by, state.fenced_by)
-        others = {"term": self._term, "fencedBy": self._fenced_by, "masterEnd": state.master_end}
-        document = {"role": state.role, "confirm": state.confirm} | {name: number for name, number in others.items() if number}
+        others = {"term": self._term, "fencedBy": self._fenced_by, "secondMaster": self._second_master, "masterEnd": state.master_end}
+        document = {"role": state.role, "confirm": state.confirm} | {name: value for name, value in others.items() if value}
         if self._dispatch_at != DISPATCH_AT[0]:
             document["dispatchAt"] = self._dispatch_at
         self._file.write(encode_config(document))
@@ -101,7 +111,7 @@ def _decode(text: str) -> ReplicationState:
     try:
         role, confirm, dispatch_at = document["role"], document["confirm"], document.get("dispatchAt", DISPATCH_AT[0])
         master_end = document.get("masterEnd", 0)
-        term, fenced_by = document.get("term", 0), document.get("fencedBy", 0)
+        term, fenced_by, second_master = document.get("term", 0), document.get("fencedBy", 0), document.get("secondMaster", "")
     except (AttributeError, KeyError, TypeError) as error:
         raise FormatError(f"no role and confirmed position: {error!r}") from error
     if role not in ROLES:
@@ -109,6 +119,8 @@ def _decode(text: str) -> ReplicationState:
     for number in (confirm, master_end, term, fenced_by):
         if type(number) is not int or not 0 <= number <= INT64_MAX:
             raise FormatError(f"{number!r} is not a term or an offset of the log")
+    if type(second_master) is not str:
+        raise FormatError(f"{second_master!r} is not an address")
     if dispatch_at not in DISPATCH_AT:
         raise FormatError(f"{dispatch_at!r} is not a place to dispatch at")
-    return ReplicationState(role, confirm, dispatch_at, master_end, term, fenced_by)
+    return ReplicationState(role, confirm, dispatch_at, master_end, term, fenced_by, second_master)

@@ -61,6 +61,22 @@ def test_two_bad_files_are_no_state(tmp_path):
     assert state is None and "nothing of it is used" in problem
 
 
+def test_a_second_master_is_kept_until_the_store_is_a_slave_or_of_a_higher_term(tmp_path):
+    file = ReplicationStateFile(tmp_path)
+    beside = ReplicationState("SYNC_MASTER", 10, term=3, second_master="10.0.0.2:1")
+    file.write(beside)
+    file.write(ReplicationState("SYNC_MASTER", 20))
+    state = ReplicationStateFile(tmp_path).read().state
+    assert state == ReplicationState("SYNC_MASTER", 20, term=3, second_master="10.0.0.2:1")
+    assert state.is_fenced and state.known_term == 3
+    ReplicationStateFile(tmp_path).write(ReplicationState("SLAVE", 10, term=3, second_master="10.0.0.2:1"))
+    assert file.read().state == ReplicationState("SLAVE", 10, term=3)
+    file.write(beside)
+    assert file.read().state.is_fenced
+    file.write(ReplicationState("SYNC_MASTER", 10, term=4))
+    assert not file.read().state.is_fenced
+
+
 def test_a_term_never_falls_and_is_kept_by_those_that_do_not_know_it(tmp_path):
     file = ReplicationStateFile(tmp_path)
     file.write(ReplicationState("SYNC_MASTER", 10, term=3, fenced_by=4))

@@ -40,7 +40,7 @@ from pyengine.storage.commit_log import CommitLog
 from pyengine.storage.config import EngineConfig
 from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.message_store import MessageStore
-from pyengine.storage.replication_state import ROLES, ReplicationState, ReplicationStateFile
+from pyengine.storage.replication_state import ROLES, ReplicationState, ReplicationStateFile, second_master_sentence
 
 STEP_BACK = 8        # each probe without equal bytes begins so many times farther below the end
 PROBES_MAX = 40
@@ -116,7 +116,10 @@ def _check_peer(root: str | os.PathLike[str], config: EngineConfig, master: Intr
 
 
 def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, ...]:
-    """Store a higher term if one of `ha_peers` has it, as a master before the first put; return sentences for the report."""
+    """Store a higher term if one of `ha_peers` has it, as a master before the first put; return sentences for the report.
+
+    Of two masters of one term this one, which asks, yields: its operator, or the other's, decides which goes on.
+    """
     notes = []
     if config.ha_peers and not config.ha_secret_file and config.broker_role != "SLAVE":
         notes.append("ha_peers says where another master may be, but without ha_secret_file none is asked")
@@ -132,6 +135,9 @@ def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, 
         if peer is not None and peer.term > state.known_term:
             file.write(replace(state, fenced_by=peer.term))
             notes.append(f"{address} knows a master of term {peer.term}, and this one is of term {state.term}: it takes no puts")
+        elif peer is not None and not state.is_fenced and peer.is_second(ensure_engine_id(root).uuid.bytes, state.term):
+            file.write(replace(state, second_master=address))
+            notes.append(second_master_sentence(address))
     return tuple(notes)
 
 

@@ -36,7 +36,7 @@ class ReplicationNotes:
         self._after_note = after_note
         self._lock = threading.Lock()
         known = self._written or ReplicationState(self._role, 0)
-        self.term, self._fenced_by = known.term, known.fenced_by
+        self.term, self._fenced_by, self._second_master = known.term, known.fenced_by, known.second_master
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notes", daemon=True)
 
@@ -55,8 +55,8 @@ class ReplicationNotes:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether a master with a higher term has replaced this one."""
-        return self._fenced_by > self.term
+        """Whether another master has replaced this one."""
+        return self._fenced_by > self.term or self._second_master != ""
 
     def follow(self, term: int) -> None:
         """Note, as a slave, the term of its master, before this returns; if that fails, `blocked` says why, and it is tried each second."""
@@ -72,6 +72,12 @@ class ReplicationNotes:
                 self._fenced_by = term
                 self._note()
 
+    def yield_to(self, address: str) -> None:
+        """Note, as a master, where another of the same term is; like follow()."""
+        with self._lock:
+            self._second_master = address
+            self._note()
+
     def note(self) -> bool:
         """Write the file if its content has changed; return whether it was written."""
         with self._lock:
@@ -81,7 +87,7 @@ class ReplicationNotes:
         is_slave = self._role == ROLE_NAMES[native.SLAVE]
         state = ReplicationState(self._role, native.load_position(self._control.confirm), self._dispatch_at,
                                  master_end=native.load(self._control.replicator, "master_end") if is_slave else 0,
-                                 term=self.term, fenced_by=self._fenced_by)
+                                 term=self.term, fenced_by=self._fenced_by, second_master="" if is_slave else self._second_master)
         if state == self._written:
             return False
         try:

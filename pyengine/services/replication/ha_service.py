@@ -45,6 +45,7 @@ from pyengine.services.replication.ha_notes import ReplicationNotes
 from pyengine.services.replication.ha_stream import TableSource
 from pyengine.services.service import Service, ServiceContext
 from pyengine.settings import join_address
+from pyengine.storage.replication_state import second_master_sentence
 
 PAUSE_S = 0.5
 PEER_PAUSE_S = 1.0
@@ -91,7 +92,7 @@ class HAService(Service):
         self._config = config
         self._peers = config.ha_peer_list
         self._ends = threading.Event()
-        self._equals = {memory.store_uuid.bytes}  # known masters of the same term: this one, and reported ones
+        self._equals: set[bytes] = set()  # reported masters of the same term
         self._callers = threading.Thread(target=self._call_peers, name="peers", daemon=True) if self._peers else None
         self._connections_max = min(config.ha_connections_max, LINKS_MAX)
         self._drain_ns = config.slave_timeout_ms * 1_000_000
@@ -393,8 +394,8 @@ class HAService(Service):
         elif self._notes.is_fenced:
             connection.end("refused: a master of a higher term has taken this one's place")
 
-    def _check_term(self, address: str, peer: Introduction) -> None:
-        """Compare the term of another store that has the secret, from either thread."""
+    def _check_term(self, address: str, peer: Introduction, *, is_asked: bool = False) -> None:
+        """Compare the term of another store that has the secret, from either thread. Of two of one term the one that asks yields."""
         own = self._notes.term
         if peer.term > own:
             is_known = native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED
@@ -404,7 +405,13 @@ class HAService(Service):
                 return
             self._report(Event.FENCED, f"{address} knows a master of term {peer.term}, and this one is of term {own}: puts are refused "
                                        "from now on; start this store as that one's slave")
-        elif peer.is_master and peer.term == own and not (peer.is_fenced or self._notes.is_fenced or peer.store_uuid in self._equals):
+        elif self._notes.is_fenced or not peer.is_second(self._memory.store_uuid.bytes, own):
+            return
+        elif is_asked:
+            native.refuse_puts(self._control, native.REFUSE_FENCED)
+            self._notes.yield_to(address)
+            self._report(Event.SECOND_MASTER, second_master_sentence(address))
+        elif peer.store_uuid not in self._equals:
             self._equals.add(peer.store_uuid)
             self._report(Event.SECOND_MASTER, f"{address} is a master of the same term, {own}: stop one of the two")
 
@@ -418,7 +425,7 @@ class HAService(Service):
                 with contextlib.suppress(EngineError), contextlib.closing(
                         call_peer(self._store.root, self._config, address, self._introduce)) as link:
                     if link.peer is not None:
-                        self._check_term(address, link.peer)
+                        self._check_term(address, link.peer, is_asked=True)
             self._ends.wait(PEER_PAUSE_S)
 
     # ---- both, under the lock ---------------------------------------------------

@@ -24,6 +24,7 @@ from pyengine.ipc import replication
 from pyengine.native import control as native
 from pyengine.native.replication import PLAIN, HALink
 from pyengine.services.allocate_mapped_file import AllocateMappedFileService
+from pyengine.services.replication.ha_join import ask_peers
 from pyengine.services.replication.ha_service import HAService, count_slaves
 from pyengine.services.replication.ha_stream import BadStreamError, LinkLostError, MasterCall
 from pyengine.storage.config import EngineConfig
@@ -940,6 +941,37 @@ def test_a_master_tells_its_peers_its_term_and_hears_theirs(make_rig, secret):
     again.service.start()
     eventually(lambda: is_fenced(again), "one that returns asks")
     eventually(lambda: ReplicationStateFile(again.owner.root).read().state.fenced_by == 1, "and remembers it")
+
+
+def test_of_two_masters_of_one_term_the_one_that_asks_yields_and_remembers_it(make_rig, secret):
+    asked, asks = make_rig(ha_secret_file=secret), make_rig(ha_secret_file=secret)
+    asked.service.start()
+    address = f"127.0.0.1:{asked.service.port}"
+    asks.config = dataclasses.replace(asks.config, ha_peers=address)
+    asks.service.close()
+    asks.service = asks.new_service()
+    asks.service.start()
+    eventually(lambda: is_fenced(asks), "it takes no puts")
+    told = f"{address} is a master of the same term, so this one takes no puts"
+    eventually(lambda: any(told in line for line in asks.reported), "and says so")
+    eventually(lambda: any("is a master of the same term, 0: stop one" in line for line in asked.reported), "so does the other")
+    state = ReplicationStateFile(asks.owner.root).read().state
+    assert (state.is_fenced, state.second_master, state.known_term) == (True, address, 0), "so that it can follow the other"
+    again = dataclasses.replace(asked.config, ha_peers=f"127.0.0.1:{asks.service.port}")
+    assert ask_peers(asked.owner.root, again) == () and not is_fenced(asked), "one that yielded is no second master"
+    assert not ReplicationStateFile(asked.owner.root).read().state.is_fenced
+
+
+def test_a_master_that_is_among_its_own_peers_is_no_second_one(make_rig, secret):
+    rig = make_rig(ha_secret_file=secret)
+    port = rig.service.port
+    rig.service.close()
+    rig.config = dataclasses.replace(rig.config, ha_peers=f"127.0.0.1:{port}")
+    found = replication.Replication(rig.owner.folder, writable=True)
+    rig.service = HAService(rig.owner.context(rig.config, report=rig.reported), found, port=port)
+    rig.service.start()
+    eventually(lambda: found.totals()["closed"] > 1, "it has met itself")
+    assert ask_peers(rig.owner.root, rig.config) == () and not is_fenced(rig)
 
 
 # ---- tables ---------------------------------------------------------------------------
