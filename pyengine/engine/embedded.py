@@ -504,19 +504,27 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
 
 def _stop(root: Path, pid: int | None, timeout_s: float) -> None:
     """Stop the engine of this supervisor; None: that of workers without one, and no supervisor that has come since."""
-    if pid is not None:
-        _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
-    elif living_kinds(root):
-        process, reading = spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
-        os.close(reading)
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise _still_stopping(root, process.pid, timeout_s) from None
+    log_bytes, reason = log_file.length(root), ""
+    with contextlib.ExitStack() as stack:
+        memory = None
+        with contextlib.suppress(EngineError):  # it has the reason, if the log cannot be written
+            memory = stack.enter_context(EngineMemory.of(root))
+        if pid is not None:
+            _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
+        elif living_kinds(root):
+            process, reading = spawn_supervisor(root, {}, stdin=subprocess.DEVNULL, options=("--stop",))
+            os.close(reading)
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise _still_stopping(root, process.pid, timeout_s) from None
+        if memory is not None:
+            reason = native.reason(memory.control)
+    why = _last_log_lines(root, log_bytes, reason)
     if living := living_kinds(root):
-        raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {_last_log_lines(root)}")
+        raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {why}")
     if (root / "abort").exists():
-        raise EngineError(f"the engine on {root} stopped, but not clean: {_last_log_lines(root)}; the next start recovers it")
+        raise EngineError(f"the engine on {root} stopped, but not clean: {why}; the next start recovers it")
 
 
 def end_supervisor(root: Path, asked: EngineConfig) -> None:
@@ -692,8 +700,9 @@ def _wait_until_ready(root: Path, process: subprocess.Popen[bytes], reading: int
                     return dict(document["ready"])
 
 
-def _last_log_lines(root: Path) -> str:
-    return " | ".join(line.partition("] ")[2] or line for line in log_file.last_lines(root, 3)) or "no log"
+def _last_log_lines(root: Path, since: int = 0, otherwise: str = "") -> str:
+    """Return the last lines of the log after its length `since`; `otherwise` if there is none."""
+    return " | ".join(line.partition("] ")[2] or line for line in log_file.last_lines(root, 3, since)) or otherwise or "no log"
 
 
 def _as_text(value: object) -> str:

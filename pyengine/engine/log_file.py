@@ -96,11 +96,19 @@ def open_log(root: Path) -> BinaryIO:
     return open(_open(path), "ab")
 
 
-def last_lines(root: Path, count: int) -> list[str]:
-    """Return the last lines of the store's log that are not empty."""
+def length(root: Path) -> int:
+    """Return the length of the store's log; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return os.stat(root / NAME).st_size
+    return 0
+
+
+def last_lines(root: Path, count: int, since: int = 0) -> list[str]:
+    """Return the last lines of the store's log that are not empty; of those after length `since`, unless it was rotated."""
     lines: list[str] = []
     with contextlib.suppress(OSError), open(open_regular(root / NAME), "rb") as log:
-        log.seek(max(0, os.fstat(log.fileno()).st_size - LAST_BYTES))
+        size = os.fstat(log.fileno()).st_size
+        log.seek(max(since if since <= size else 0, size - LAST_BYTES))
         lines = log.read(LAST_BYTES).decode(errors="replace").split("\n")
     return [line for line in lines if line.strip()][-count:]
 
