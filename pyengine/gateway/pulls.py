@@ -72,6 +72,7 @@ class Pull:
     asked_offset: int
     until_s: float = 0.0
     is_being_read: bool = False  # in another thread
+    group: str = ""  # if it is checked again when messages come
 
 
 class Arrivals:
@@ -183,8 +184,7 @@ class Pulls:
         return await answer if isinstance(answer, Coroutine) else answer
 
     def _pull(self, request: Request, group: str, config: SubscriptionGroup) -> Answer | Coroutine[Any, Any, Answer | None] | None:
-        if not config.consume_enable:
-            return Answer(codes.NO_PERMISSION, f"subscription group no permission, {group}")
+        _check_enabled(config)
         name, queue_id, flags = request.text("topic"), request.integer("queueId"), request.integer("sysFlag")
         behind, place = request.connection.behind, (name, group, queue_id)
         if why := self.why_not(group):
@@ -192,15 +192,10 @@ class Pulls:
                 behind.add(place)
             raise RequestRefusedError(codes.NO_PERMISSION, why)
         self._note_pull(request, group, PULLING_S)
-        topic = self._names.existing(name, f", apply first please! {codes.FAQ}")
-        if not topic.perm & PERM_READ and not name.startswith(DEAD_PREFIX):
-            return Answer(codes.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
-        if not 0 <= queue_id < topic.read_queue_nums:
-            return Answer(codes.SYSTEM_ERROR, f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:"
-                                              f"[{topic.read_queue_nums}] consumer:[/{request.connection.address}]")
+        self._check_queue(request, name, queue_id)
         found = self._subscription(request, config, name, flags)
         offset = request.integer("queueOffset", bits=64)
-        pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset)
+        pull = Pull(request, name, queue_id, offset, max(1, request.integer("maxMsgNums")), found, offset, group=group)
         if place in behind:  # its client's offset was read before, or while, the group popped
             committed = self.positions.committed(*place)
             behind.remove(place)
@@ -211,6 +206,14 @@ class Pulls:
             self.positions.commit(name, group, queue_id, max(0, request.integer("commitOffset", 0, bits=64)))
         result = self._near(pull) if found.expression_type == TAG else None
         return self._pull_far(pull, flags) if result is None else self._answer_or_hold(pull, flags, result)
+
+    def _check_queue(self, request: Request, name: str, queue_id: int) -> None:
+        topic = self._names.existing(name, f", apply first please! {codes.FAQ}")
+        if not topic.perm & PERM_READ and not name.startswith(DEAD_PREFIX):
+            raise RequestRefusedError(codes.NO_PERMISSION, f"the topic[{name}] pulling message is forbidden")
+        if not 0 <= queue_id < topic.read_queue_nums:
+            raise RequestRefusedError(codes.SYSTEM_ERROR, f"queueId[{queue_id}] is illegal, topic:[{name}] topicConfig.readQueueNums:"
+                                                          f"[{topic.read_queue_nums}] consumer:[/{request.connection.address}]")
 
     async def _pull_far(self, pull: Pull, flags: int) -> Answer | None:
         """Read in another thread, since messages far from the log's end may be on the disk, and a condition, or its text, takes long."""
@@ -377,11 +380,27 @@ class Pulls:
         now_s = time.monotonic()
         try:
             is_waiting = now_s < pull.until_s and self.end_of(pull.topic, pull.queue_id) <= pull.offset
-            if pull.request.is_open and (is_waiting or not self._finish(pull, now_s)):
+            if pull.request.is_open and (is_waiting or self._is_as_asked(pull) and not self._finish(pull, now_s)):
                 return
         except Exception as error:  # noqa: BLE001 - the other pulls are answered all the same
             pull.request.reply(pull.request.failure(error))
         self._drop(pull)
+
+    def _is_as_asked(self, pull: Pull) -> bool:
+        """Refuse a held pull that would be refused now. If its group's subscription is another, answer it, and return False: what came
+        since must not be skipped by the old one, neither here nor in its client, which asks again at once."""
+        config = self._names.group(pull.group) if pull.group else None
+        if config is None:  # as after a tool has deleted it
+            return True
+        _check_enabled(config)
+        self._check_queue(pull.request, pull.topic, pull.queue_id)
+        flags, was = pull.request.integer("sysFlag"), pull.subscription
+        found = was if flags & SUBSCRIPTION_FLAG else self._subscription(pull.request, config, pull.topic, flags)
+        if (found.text, found.expression_type) == (was.text, was.expression_type):
+            return True
+        low, high = self._reader.queue_range(pull.topic, pull.queue_id, LEVEL)
+        pull.request.reply(self._answer(pull, GetRecords(GetStatus.NO_MATCHED_MESSAGE, b"", 0, pull.offset, low, high)))
+        return False
 
     def _finish(self, pull: Pull, now_s: float) -> bool:
         """Answer a held pull; return False if it stays held, also while another thread reads for it."""
@@ -419,6 +438,11 @@ class Pulls:
             answer = pull.request.failure(error)
         pull.request.reply(answer)
         return True
+
+
+def _check_enabled(config: SubscriptionGroup) -> None:
+    if not config.consume_enable:
+        raise RequestRefusedError(codes.NO_PERMISSION, f"subscription group no permission, {config.group}")
 
 
 _WAITING = frozenset((GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE, GetStatus.OFFSET_FOUND_NULL))

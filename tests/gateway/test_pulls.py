@@ -6,7 +6,7 @@ import asyncio
 import errno
 import itertools
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +22,7 @@ from pyengine.gateway.members import subscription_of
 from pyengine.gateway.pulls import Pull, Pulls
 from pyengine.gateway.wire import Frame
 from pyengine.results import GetRecords, GetResult, GetStatus
-from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig
+from pyengine.storage.config_table import SubscriptionGroup, SubscriptionGroups, TopicConfig, TopicConfigs
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
@@ -170,6 +170,49 @@ def test_a_held_pull_skips_messages_with_other_tags(served, topic):
     put(putter, topic, b"no", queue_id=2, properties="TAGS\x01other")
     answer = client.wait(short)
     assert (answer.code, answer.fields["nextBeginOffset"]) == (codes.PULL_RETRY_IMMEDIATELY, "4")
+
+
+def begin_held(client, fields):
+    held = client.send(codes.PULL_MESSAGE, fields)
+    assert client.ask(codes.GET_MAX_OFFSET, fields).code == codes.SUCCESS and not client.is_answered(held)
+    return held
+
+
+def test_a_held_pull_gets_no_message_once_its_group_or_topic_may_not_be_read(served, topic):
+    client, sender = served.broker(), served.broker()
+    groups, topics = SubscriptionGroups(served.root), TopicConfigs(served.root)
+    group = SubscriptionGroup(f"{topic}-held")
+    heartbeat(client, "me", group.group, subscription(topic))
+    fields = pull_fields(topic, 0, 2, group.group, sysFlag=2)
+    known = topics.read().rows[topic]
+    for forbid, allow, words in (
+            (lambda: groups.put(replace(group, consume_enable=False)), lambda: groups.put(group), "subscription group no permission"),
+            (lambda: topics.update(topic, perm=2), lambda: topics.update(topic, perm=known.perm), "pulling message is forbidden")):
+        allowed = begin_held(client, fields)
+        forbid()
+        assert sender.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2), b"too late").code == codes.SUCCESS
+        answer = client.wait(allowed)
+        assert answer.code == codes.NO_PERMISSION and words in answer.remark and not answer.body
+        allow()
+        fields["queueOffset"] += 1
+    held = begin_held(client, fields)
+    assert sender.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2), b"in time").code == codes.SUCCESS
+    assert bodies_of(client.wait(held)) == [b"in time"]
+
+
+def test_a_held_pull_skips_nothing_by_a_subscription_that_its_group_has_changed(served, topic):
+    """Its client would filter by the old one too."""
+    client, sender = served.broker(), served.broker()
+    group = f"{topic}-changes"
+    heartbeat(client, "me", group, subscription(topic, "old", 1))
+    fields = pull_fields(topic, 0, 2, group, sysFlag=2, subVersion=1)
+    held = begin_held(client, fields)
+    heartbeat(client, "me", group, subscription(topic, "new", 2))
+    for tag in ("new", "old"):
+        assert sender.ask(codes.SEND_MESSAGE_V2, send_fields(topic, 2, f"TAGS\x01{tag}"), tag.encode()).code == codes.SUCCESS
+    answer = client.wait(held)
+    assert (answer.code, answer.fields["nextBeginOffset"], answer.body) == (codes.PULL_RETRY_IMMEDIATELY, "0", b"")
+    assert bodies_of(client.ask(codes.PULL_MESSAGE, fields | {"subVersion": 2})) == [b"new"]
 
 
 def test_a_held_pull_ends_with_its_connection(served, topic):
