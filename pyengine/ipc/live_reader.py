@@ -83,8 +83,10 @@ _NO_POSITIONS_YET = (native.STATE_STOPPED, native.STATE_RECOVERING)
 class LiveWatermark:
     """The current limits of a store's read levels. Threads may share it, and close it; the last use of a control block unmaps it."""
 
-    def __init__(self, root: str | os.PathLike[str], commit_log: CommitLog) -> None:
+    def __init__(self, root: str | os.PathLike[str], commit_log: CommitLog, store: HeldStore | None = None) -> None:
+        """`store`: of the reader, whose log is then followed into the folders of each engine."""
         self._root = root
+        self._log, self._store = commit_log, store
         self._files = FilesWatermark(root, commit_log, partial(dead_engine, root))
         self._memory: EngineMemory | None = None
         self._lock = arguments.inherited_lock()  # a signal handler in a thread that has it may read
@@ -138,10 +140,13 @@ class LiveWatermark:
         """
         with self._lock:
             known = self._memory
-            if store_use(self._root) is not StoreUse.ENGINE:
-                self._memory = None
-            elif known is None or known.retired or not known.folder.is_named(known.control_object):
-                self._memory = None
+            is_engine = store_use(self._root) is StoreUse.ENGINE
+            if is_engine and known is not None and not known.retired and known.folder.is_named(known.control_object):
+                return known
+            self._memory = None
+            if self._store is not None and self._store.has_other_folders():
+                self._log.follow_folders()
+            if is_engine:
                 boot_id = read_boot_id()
                 with contextlib.suppress(EngineUnavailableError):  # another user's engine, or one that starts or stops
                     memory = EngineMemory.of(self._root)
@@ -325,7 +330,7 @@ class LiveStoreReader(StoreReader):
         except BaseException:
             self._store.close()
             raise
-        self._live_watermark = LiveWatermark(self.root, self.commit_log)
+        self._live_watermark = LiveWatermark(self.root, self.commit_log, self._store)
         self._watermark = self._live_watermark
         self._memory: EngineMemory | None = None
         self._holds: dict[EngineMemory, SegmentHolds] = {}

@@ -148,10 +148,15 @@ class CommitLog(MappedFileQueue):
     def __init__(self, root: str | os.PathLike[str], size_bytes: int, cache: MappingCache | None = None) -> None:
         """`cache`: by default one of its own, of few mappings."""
         cache = cache or MappingCache(_MAPPINGS_MAX)
-        folders = log_folders(root).all
+        self._root, folders = root, log_folders(root).all
         super().__init__(folders[0], size_bytes, cache, LENGTH_ADVICE)
         self._further = [MappedFileQueue(folder, size_bytes, cache, LENGTH_ADVICE) for folder in folders[1:]]
         self._folder_of: dict[int, str] = {}
+
+    def follow_folders(self) -> None:
+        """Follow the folders that the log has by now."""
+        self._cache.clear()
+        CommitLog.__init__(self, self._root, self.size_bytes, self._cache)
 
     def starts(self) -> list[int]:
         """Return the start offsets, ascending; folders that have changed are listed again. Do not modify the list."""

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyengine.errors import DiskError, DiskFullError, UsageError, disk_errors, show_as, shown
-from pyengine.formats.paths import LOCK_NAME, LogFolders, log_folders, use_log_folders
-from pyengine.formats.small_file import closed_on_error, opened
+from pyengine.formats.paths import LOCK_NAME, LogFolders, log_folders, recorded_log_folders, use_log_folders
+from pyengine.formats.small_file import closed_on_error, opened, path_stamp
 
 # On these an overwrite takes new blocks: on a full disk a store into a mapping raises SIGBUS.
 # An overlay does not tell the kind of the file system below it.
@@ -450,6 +450,8 @@ class HeldStore:
             _release(self._opened)
             raise DiskError(f"{self.name} cannot be used: /proc is not mounted here, by which pyengine reaches a folder whatever its name "
                             "becomes: mount it (mount -t proc proc /proc)", errno=errno.ENOENT)
+        self._settings, self._stamp = f"{self.root}/config/engine.toml", 0
+        self._recorded: LogFolders | None = None  # by the settings at the last watch()
         self._parents: dict[Path, int] = {}  # folders with a folder of the log, held open like the store
         self._finalizer = weakref.finalize(self, _release, self._opened)
         self._finalizer.atexit = False
@@ -464,10 +466,21 @@ class HeldStore:
         held = {folder: self._held(folder) for folder in folders.all}
         use_log_folders(self.root, LogFolders(tuple(held[folder] for folder in folders.writable),
                                               tuple(held[folder] for folder in folders.read_only)))
+        self._recorded = folders if folders == recorded_log_folders(self.root) else None
         names = {self.root / name: self.name / name for name in (LOCK_NAME, *files)}
         names |= {held[folder]: self.name / folder.relative_to(self.root) if folder == held[folder] else folder for folder in folders.all
                   if folder != held[folder] or folder.is_relative_to(self.root)}
         self._watched = [(path, name, seen) for path, name in names.items() if (seen := _identity(path)) is not None]
+
+    def has_other_folders(self) -> bool:
+        """Whether the settings name other folders of the log than at the last watch(); then watch() them. False for given ones."""
+        stamp = path_stamp(self._settings)
+        if stamp == self._stamp or self._recorded in (None, recorded_log_folders(self.root)):
+            self._stamp = stamp
+            return False
+        use_log_folders(self.root, None)
+        self.watch()
+        return True
 
     def _held(self, folder: Path) -> Path:
         """Return the path of a folder of the log below a held folder; the folder itself if it is in the store or does not exist."""

@@ -647,3 +647,46 @@ def test_a_batch_read_refuses_options_that_only_streams_have(options):
     assert read_options({"path": "/store", "subscribe": "a", **options}, "stream")
     with pytest.raises(UsageError, match="readStream"):
         read_options({"path": "/store", "subscribe": "a", **options})
+
+
+def test_streams_and_readers_go_on_in_the_log_folders_of_the_next_engine(tmp_path):
+    root, sizes = tmp_path / "store", {"mapped_file_size_commit_log_bytes": 65536, "mapped_file_size_consume_queue_bytes": 6000}
+
+    def put(count: int) -> None:
+        with pyengine.connect(root) as producer:
+            for _ in range(count):
+                assert producer.put("T", bytes(900), queue_id=0).ok
+
+    with pyengine.Engine(root, **sizes):
+        put(50)
+    streams = [logs.stream_reader(root, columns="offset", readLevel="committed", maxOffsetsPerTrigger=20, **given)
+               for given in ({}, {"subscribe": "T"})]
+    ends = [stream.initialOffset() for stream in streams]
+    found: list[list[int]] = [[], []]
+
+    def follow() -> None:
+        for at, stream in enumerate(streams):
+            while (end := stream.latestOffset(ends[at], stream.getDefaultReadLimit())) != ends[at]:
+                batch = [row["offset"] for part in stream.partitions(ends[at], end) for one in stream.read(part) for row in one.to_pylist()]
+                assert 0 < len(batch) <= 20 and "" in end
+                found[at], ends[at] = found[at] + batch, end
+
+    follow()
+    with contextlib.ExitStack() as stack:
+        for stream in streams:
+            stack.callback(stream.stop)
+        held = stack.enter_context(open_store(root))
+        consumer = stack.enter_context(pyengine.consume(root, "T", group="G"))
+        pulled = len(consumer.pull(max_messages=64, timeout_s=scaled_timeout_s(30)))
+        with pyengine.Engine(root, store_path_commit_log="new", read_only_commit_log_store_paths=str(root / "commitlog")):
+            put(250)
+            assert held.wait_for_message("T", 0, 299, scaled_timeout_s(30))
+            follow()
+            while pulled < 300:
+                pulled += len(consumer.pull(max_messages=64, timeout_s=scaled_timeout_s(30)))
+            assert sum(batch.num_rows for batch in held.scan()) == 300
+        assert found == [[*range(300)]] * 2
+        with pyengine.Engine(root):
+            put(10)
+        follow()  # no engine was met
+        assert found == [[*range(310)]] * 2 and sum(batch.num_rows for batch in held.scan()) == 310
