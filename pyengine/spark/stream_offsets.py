@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from pyengine.arguments import INT64_MAX
 from pyengine.errors import UsageError
 from pyengine.native.scan import ColumnScanner, RowFilter
 from pyengine.spark.options import EARLIEST, LATEST, Queue, ReadOptions, flat
@@ -349,6 +350,20 @@ class QueueStream(StreamOffsets):
                     spans[key] = queue, begin, _by_bytes(queue, begin, end, _share(most_bytes, sizes[key], waiting))
         return _as_json({**ends, **{key: begins[key] for key in begins if key not in ends},
                          **{key: end for key, (_, _, end) in spans.items()}})
+
+    def require_log(self, offset: Offset) -> None:
+        """Do as the base; DataLossError too for a queue that was made anew: the last message that was read of it is beyond the mark."""
+        super().require_log(offset)
+        end = offset.get(MARK, {}).get("end")
+        for key, begin in self._awaited(without_mark(offset)).items() if end is not None else ():
+            queue = self._reader._queue(*key)
+            entry = queue.entry(begin - 1, begin) if queue is not None and begin else None
+            if entry is None or entry.physical_offset < end:
+                continue
+            message = self._reader._message_below(entry.physical_offset, INT64_MAX)  # none for a wrong entry
+            if message is not None and (message.topic, message.queue_id, message.queue_offset) == (*key, begin - 1):
+                self._lost(f"queue {key[0]}/{key[1]} was deleted and made anew since the stream had read up to {begin}: begin with a new "
+                           f"checkpoint, or give up its first {begin} messages")
 
     def has_waiting(self, start: Offset, target: Offset, least: int) -> bool:
         begins, waiting = _from_json(start), 0

@@ -690,3 +690,23 @@ def test_streams_and_readers_go_on_in_the_log_folders_of_the_next_engine(tmp_pat
             put(10)
         follow()  # no engine was met
         assert found == [[*range(310)]] * 2 and sum(batch.num_rows for batch in held.scan()) == 310
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_a_queue_that_a_broker_has_made_anew_is_not_read_on_by_its_number(builder, is_replay):
+    given = {"columns": "topic,offset", "subscribe": "A,B", "maxOffsetsPerTrigger": 1000}
+    first = logs.stream_reader(builder.root, **given)
+    begin = first.initialOffset()
+    _, end = logs.to_the_end(first, begin)
+    first.stop()
+    shutil.rmtree(builder.root / "consumequeue" / "B")
+    builder.queue_offsets["B", 0] = 0
+    for _ in range(50):
+        builder.put("B", b"new")
+    strict, lenient = (logs.stream_reader(builder.root, **given, failOnDataLoss=flag) for flag in (True, False))
+    with pytest.raises(DataLossError, match="queue B/0 was deleted and made anew since the stream had read up to 30: begin"):
+        strict.partitions(begin, end) if is_replay else strict.latestOffset(end, strict.getDefaultReadLimit())
+    assert logs.to_the_end(lenient, end)[0] == [("B", number) for number in range(30, 50)]
+    for reader in (strict, lenient):
+        reader.stop()
+    assert len(logs.streamed(builder.root, **given)) == 60 + 50
