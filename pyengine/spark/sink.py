@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 import re
 import tempfile
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from pyengine.formats.record import Message
     from pyengine.ipc.live_reader import LiveStoreReader
 
+log = logging.getLogger(__name__)
 PROPERTY = "PYENGINE_SINK"
 MARKER_TOPIC = "PYENGINE_SPARK_SINK"
 MARKER_QUEUES = 8
@@ -552,8 +554,16 @@ def put_commit(path: str, query: str, batch: int, messages: Sequence[WriterCommi
     """
     def find_last_task() -> int:
         with _settled(path) as (store, _):
-            markers = itertools.takewhile(lambda marker: marker[0] != "commit", _markers_backwards(store, query, markers_from))
-            return max((task for _, (of_batch, task), _ in markers if of_batch == batch), default=-1)
+            last = -1
+            for word, (of_batch, *task), _ in _markers_backwards(store, query, markers_from):
+                if word == "commit":
+                    if of_batch < batch - 1:
+                        log.warning("the log of %s has no commit of the batches between %d and %d of query %s: they had no rows, or the "
+                                    "store was restored from a backup that is older than the checkpoint, and lacks them",
+                                    path, of_batch, batch, query)
+                    break
+                last = max(last, *task) if of_batch == batch else last
+            return last
 
     def find_rows() -> str | None:
         with _settled(path) as (store, _):

@@ -383,6 +383,16 @@ def test_a_committed_batch_puts_nothing_and_hides_nothing_of_the_next(sink_store
     assert bodies(sink_store, topic) == Counter(itertools.chain(*rows.values()))
 
 
+def test_batches_that_the_log_lacks_before_the_one_that_is_committed_are_said(sink_store, topic, caplog):
+    from pyengine.spark.sink import put_commit
+
+    query = next(names)
+    for batch in (0, 1, 5):
+        assert not caplog.text
+        put_commit(str(sink_store), query, batch, [put(sink_store, task_of(query, batch), batches_of(topic, numbered(2, batch)))])
+    assert f"has no commit of the batches between 1 and 5 of query {query}" in caplog.text and "restored from a backup" in caplog.text
+
+
 def test_a_batch_that_was_committed_with_other_rows_is_refused_each_time(sink_store, topic):
     """As of a checkpoint that is older than the log, whose next batch has the number of one that was committed."""
     from pyengine.spark.sink import put_commit
