@@ -262,8 +262,8 @@ class ReadOptions:
     on_corrupt: Literal["fail", "skip"] = _option("onCorrupt", "fail",
         "Damage fails the query, or is skipped up to the next whole record.", choices=("fail", "skip"))
     access: str = _option("access", AUTO,
-        "How chosen topics are found: by their consume queues (`queue`), or every record's header (`scan`); `auto` takes "
-        "queues below a third of a large log.", choices=(AUTO, "scan", "queue"))
+        "Chosen topics are found by their queues (`queue`), or every record's header (`scan`), deleted namesakes' too; `auto` "
+        "takes queues below a third of a large log.", choices=(AUTO, "scan", "queue"))
     file_system: str = _option("fileSystem", AUTO,
         "`auto` maps a path and reads a URI by ranges, `arrow` always reads by ranges; `module:name`: [another "
         "one](#remote-file-systems).", choices=(AUTO, ARROW), parse=_file_system)
