@@ -45,6 +45,7 @@ from pyengine.client.group_session import (
     SharedFlight,
     SharedSession,
     TurnTakenError,
+    begin_all,
     commit_all,
     note_stored,
     unsaved,
@@ -250,10 +251,13 @@ class _Choice:
 
     weights: Mapping[str, int]
     pattern: re.Pattern[str] | None = None
+    is_over: Callable[[], bool] = bool  # whether no more of them are to be read
 
     @classmethod
-    def of(cls, topics: Topics) -> _Choice:
+    def of(cls, topics: Topics | _Choice) -> _Choice:
         """Return the choice of consume(); UsageError for one that names no topic, or is none."""
+        if isinstance(topics, _Choice):
+            return topics
         if isinstance(topics, re.Pattern):
             return cls({}, topics)
         if isinstance(topics, Mapping):
@@ -276,6 +280,11 @@ class _Choice:
     def is_one(self) -> bool:
         """Whether it is one topic, for good."""
         return self.pattern is None and len(self.weights) == 1
+
+
+def topics_until(is_over: Callable[[], bool], topics: Topics) -> Any:
+    """Return what consume() takes for these topics, of which it joins no more once `is_over`."""
+    return replace(_Choice.of(topics), is_over=is_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,18 +494,24 @@ class Consumer:
         self._are_parts_due = False  # before the look
         options = self._options if self._is_first_find else replace(self._options, start="first")  # all of one that comes later is new
         try:
-            for topic, error in self._found().items():
+            found, known = self._found(), {*self.topics}
+            for topic, error in found.items():
                 if error is not None and topic not in self._warned:
                     self._warned.add(topic)
                     self._note(f"not read: {error}")
-                elif error is None and topic not in self.topics:
-                    choice = _Choice({topic: self._choice.weights.get(topic, 1)})
-                    part = Consumer(self._reader.root, choice, self.group, options, {}, outer=self)
-                    with self._state:
-                        if self._pauses_new:
-                            part.pause()
-                        self._parts = {**self._parts, topic: part}
-                    self._stir()
+            new = [topic for topic, error in found.items() if error is None and topic not in known]
+            if self.group is not None:
+                begin_all(self._reader.root, {group_key(topic, self.group): partial(self._starts, topic, options.start) for topic in new})
+            for topic in new:
+                if self._closing.is_set() or self._choice.is_over():
+                    return
+                choice = _Choice({topic: self._choice.weights.get(topic, 1)})
+                part = Consumer(self._reader.root, choice, self.group, options, {}, outer=self)
+                with self._state:
+                    if self._pauses_new:
+                        part.pause()
+                    self._parts = {**self._parts, topic: part}
+                self._stir()
         except BaseException:
             self._are_parts_due = True
             raise
@@ -1566,6 +1581,10 @@ class Consumer:
             self._note(f"{self._reader.name} has no topic {self.topic!r}{near}: it is read once it comes")
         for note in self._session.begin(lambda: {queue_id: self._start(queue_id) for queue_id in queue_ids}):
             self._note(note)
+
+    def _starts(self, topic: str, start: Start) -> dict[int, int]:
+        return self._in_history(lambda: {
+            queue_id: start_offset(self._reader, topic, queue_id, start) for queue_id in self._reader.queue_ids(topic)})
 
     def _start(self, queue_id: int) -> int:
         return self._in_history(lambda: start_offset(self._reader, self.topic, queue_id, self._options.start))

@@ -282,6 +282,15 @@ class GroupSession:
         return {queue_id for queue_id, record in records.items() if record.incarnation in self._silent or ("queue", queue_id) in expired}
 
 
+def begin_all(root: str | os.PathLike[str], starts: Mapping[str, Callable[[], Mapping[int, int]]]) -> None:
+    """Do what begin() does for several members of groups, given by their group_key(), by one update."""
+    offsets = ConsumerOffsets(root)
+    begun = offsets.table().offsets if starts else {}
+    found = {key: dict(start()) for key, start in starts.items() if key not in begun}
+    if found:
+        offsets.update(lambda table: table.update(found | table))
+
+
 def commit_all(commits: Sequence[tuple[GroupSession, Mapping[Claim, int], Mapping[Claim, SavedQueue]]]) -> list[set[int]]:
     """Do what commit_in() does for several members of groups of one store, of all or none, by one update."""
     kept: list[set[int]] = []

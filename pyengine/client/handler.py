@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, Generic, TypeVar, Unpack
 
 from pyengine import arguments
-from pyengine.client.consumer import ConsumeOptions, Consumer, Topics, consume
+from pyengine.client.consumer import ConsumeOptions, Consumer, Topics, consume, topics_until
 from pyengine.client.consumer_groups import ConsumerGroups, queue_lags, reaches
 from pyengine.errors import BadMessageError, EngineError, UsageError
 from pyengine.formats.delayed_message import DELIVER_AT_DAYS_MAX
@@ -106,6 +106,7 @@ def run_consumer(
     stopping = threading.Event() if stop is None else stop
     if isinstance(stop, asyncio.Event) or not hasattr(stopping, "set"):
         raise arguments.wrong_type(stop, "stop", "a threading.Event; run_consumer_async takes an asyncio.Event")
+    chosen = topics_until(stopping.is_set, topic)
 
     reading: list[Consumer] = []
 
@@ -123,7 +124,7 @@ def run_consumer(
     with _signals_to(end):
         while not stopping.is_set():
             try:
-                consumer = consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given)
+                consumer = consume(store, chosen, group=group, auto_commit=False, timeout_s=0, **given)
             except EngineError as error:  # the store or its engine may start later
                 stopping.wait(patience.pause_s(error))
                 continue
@@ -151,13 +152,14 @@ async def run_consumer_async(
     stopping = asyncio.Event() if stop is None else stop
     if not isinstance(stopping, asyncio.Event):  # whose wait() would stop the loop
         raise arguments.wrong_type(stop, "stop", "an asyncio.Event; run_consumer takes a threading.Event")
+    chosen = topics_until(stopping.is_set, topic)
     with _signals_to(lambda: loop.call_soon_threadsafe(stopping.set)):
         stopped = asyncio.ensure_future(stopping.wait())
         try:
             while not stopping.is_set():
                 try:
                     consumer = await arguments.in_thread(
-                        lambda: consume(store, topic, group=group, auto_commit=False, timeout_s=0, **given), undo=Consumer.close)
+                        lambda: consume(store, chosen, group=group, auto_commit=False, timeout_s=0, **given), undo=Consumer.close)
                 except EngineError as error:  # the store or its engine may start later
                     await asyncio.wait({stopped}, timeout=patience.pause_s(error))
                     continue

@@ -27,7 +27,7 @@ from fix_client import session_of
 from fix_golden import usual
 from interrupting import interrupt, interrupted_at_each_place
 from pyengine.client.consumer_groups import reaches
-from pyengine.client.group_session import TurnTakenError
+from pyengine.client.group_session import GroupSession, SharedSession, TurnTakenError
 from pyengine.client.handler import skip_undone
 from pyengine.client.retries import retry_topic
 from pyengine.errors import EngineError, UsageError
@@ -581,11 +581,80 @@ def test_a_waiting_consumer_wakes_for_each_topic(engine, topics, consume):
         timer.join()
 
 
-def test_the_close_of_a_consumer_needs_no_deeper_stack_for_more_topics(engine, names):
-    many = [f"{names[0]}-{number}" for number in range(200)]
-    with engine.connect() as producer:
-        for put in [producer.put_async(topic, b"x", queue_id=0) for topic in many]:
+@pytest.fixture
+def many(engine, names):
+    """200 topics, in each of which is a message."""
+    topics = [f"{names[0]}-{number}" for number in range(200)]
+    with engine.connect() as producer, engine.open_store() as store:
+        for put in [producer.put_async(topic, b"x", queue_id=0) for topic in topics]:
             assert put.result().ok
+        for topic in topics:
+            assert store.wait_for_message(topic, 0, 0, timeout_s=scaled_timeout_s(30))
+    return topics
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """joined(sharing, call): the topics whose group is joined from here on; call(topics) comes at each."""
+    def watch(sharing, call=lambda topics: None):
+        topics = []
+        kind = {"queues": GroupSession, "messages": SharedSession}[sharing]
+
+        class Watched(kind):
+            def __init__(self, root, topic, *rest, **more):
+                topics.append(topic)
+                call(topics)
+                super().__init__(root, topic, *rest, **more)
+
+        monkeypatch.setattr(f"pyengine.client.consumer.{kind.__name__}", Watched)
+        return topics
+
+    return watch
+
+
+@pytest.mark.parametrize("start", ["first", "last"])
+def test_a_new_group_of_many_topics_stores_where_it_starts_at_once(engine, names, many, consume, sharing, monkeypatch, start):
+    writes = []
+    monkeypatch.setattr("pyengine.storage.consumer_offset.write_config", lambda *given: writes.append(given) or write_config(*given))
+    consumer = consume(re.compile(f"{names[0]}-.*"), sharing=sharing, from_=start)
+    assert len(consumer.topics) == 200 and len(writes) <= 2
+    groups = ConsumerOffsets(engine.path).groups()
+    assert {tuple(groups[topic, names[1]].items()) for topic in many} == {((0, int(start == "last")),)}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_handler_that_is_to_stop_joins_no_more_topics(engine, names, many, joined, sharing, is_async):
+    topics = joined(sharing, lambda topics: len(topics) == 5 and stop.set())
+    stop = asyncio.Event() if is_async else threading.Event()
+    pattern = re.compile(f"{names[0]}-.*")
+    if is_async:
+        asyncio.run(pyengine.run_consumer_async(engine.path, pattern, names[1], print, stop=stop, sharing=sharing))
+    else:
+        pyengine.run_consumer(engine.path, pattern, names[1], print, stop=stop, sharing=sharing)
+    assert len(topics) == 5
+
+
+def test_a_consumer_that_closes_joins_no_more_topics(engine, names, topics, consume, joined, sharing):
+    put(engine, topics[0], b"first")
+    consumer = consume(re.compile(f"{names[0]}-.*"), sharing=sharing)
+    pulling = threading.Thread(target=lambda: [None for _ in consumer])  # to the close, which then waits for the thread that joins
+    closing = threading.Thread(target=consumer.close)
+
+    def close_now(topics):
+        if len(topics) == 1:
+            closing.start()
+            pulling.join()
+
+    pulling.start()
+    found = joined(sharing, close_now)
+    with engine.connect() as producer:
+        for result in [producer.put_async(f"{names[0]}-{letter}", b"x") for letter in "bcdefgh"]:
+            assert result.result().ok
+    pulling.join(), closing.join()
+    assert len(found) == 1
+
+
+def test_the_close_of_a_consumer_needs_no_deeper_stack_for_more_topics(engine, names, many):
     consumer = pyengine.consume(engine.path, many, group=names[1])
     before, depth = sys.getrecursionlimit(), len(traceback.extract_stack())
     try:
