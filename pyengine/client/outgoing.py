@@ -36,6 +36,7 @@ from pyengine.storage.consumer_offset import CANCELS_NAME, SEPARATOR, DelayCance
 from pyengine.storage.durable_file import opened_to_lock
 from pyengine.storage.file_system import HeldStore
 from pyengine.storage.later_format import require_writable
+from pyengine.storage.message_getter import TAG_SEPARATOR
 from pyengine.storage.ofd_lock import try_lock
 from pyengine.storage.replication_state import ROLES, ReplicationStateFile
 
@@ -276,6 +277,12 @@ def _user_property(name: str, value: str) -> str:
     return property_text(name, value, f"the property {name}")
 
 
+def _key(word: str) -> str:
+    if " " in property_value("", word, "a key"):
+        raise RefusedError(f"the key {word!r} holds a blank, which separates keys: replace it, or give its words as keys")
+    return word
+
+
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
                     unique_key: str | None = None) -> str:
     """Return the property text, user properties first, in their order; RefusedError if a part of it is illegal."""
@@ -285,12 +292,14 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
     if keys is not None:
         if not isinstance(keys, str):
             arguments.several(keys, "keys", "str or an iterable of str")
-        words = keys if isinstance(keys, str) else " ".join(property_value("", word, "a key") for word in keys)
+        words = keys if isinstance(keys, str) else " ".join(map(_key, keys))
         if words:
             pieces.append(property_text(constants.PROPERTY_KEYS, words, "keys"))
     if unique_key is not None:
         pieces.append(property_text(constants.PROPERTY_UNIQ_KEY, unique_key, "unique_key"))
     if tags:
+        if TAG_SEPARATOR in arguments.text(tags, "tags"):
+            raise RefusedError(f"tags is {tags!r}: a message has one tag, which no consumer can name with || in it; give one without")
         pieces.append(property_text(constants.PROPERTY_TAGS, tags, "tags"))
     return constants.PROPERTY_SEPARATOR.join(pieces)
 
@@ -405,7 +414,7 @@ def deliver_at_ms(when: datetime | timedelta | int, name: str = "deliver_at") ->
     else:
         time_ms = arguments.moment_ms(when, name, f"{arguments.MOMENT}, or a timedelta from now on")
     if time_ms > now_ms + DELIVER_AT_DAYS_MAX * 86_400_000:
-        raise UsageError(f"{name} is more than {DELIVER_AT_DAYS_MAX} days ahead; give a datetime, a timedelta, or milliseconds since 1970")
+        raise UsageError(f"{name} is more than {DELIVER_AT_DAYS_MAX} days ahead: give at most {DELIVER_AT_DAYS_MAX} days")
     return time_ms
 
 

@@ -7,6 +7,7 @@ those of one reader in one process.
 from __future__ import annotations
 
 import functools
+import logging
 import mmap
 import os
 import re
@@ -33,6 +34,7 @@ from pyengine.storage.mapped_file import MappedFileQueue
 use_message(Message, decode_host)  # read_queue returns Messages whose fields are decoded at their first use
 SUB_ALL = "*"
 TAG_SEPARATOR = "||"
+_LOG = logging.getLogger("pyengine.storage.message_getter")
 SHORT_CHARS = 2048  # of a condition, which takes 400 KB at most
 _SQL_CHARACTERS = re.compile(r"""[\s=<>()'"]""", re.ASCII)
 
@@ -62,6 +64,8 @@ def _tag_filter(text: str) -> TagFilter:
     tags = frozenset(java_trim(piece) for piece in text.split(TAG_SEPARATOR))
     if "" in tags:
         raise UsageError(f"no tag in a part of {text!r}: write tags like 'a || b', or '*' for all")
+    if len(tags) == 1 and re.search(r"[,|]", text):
+        _LOG.warning("%r is one tag: write several tags like 'a || b'", text)
     if any(map(_SQL_CHARACTERS.search, tags)):
         raise UsageError(f"{text!r} is not a list of tags: write tags like 'a || b'; an SQL92 condition, also one on TAGS, goes into sql")
     return filter_by_tags(tuple(tags))

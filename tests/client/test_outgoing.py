@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -293,6 +294,14 @@ def test_second_queues_that_the_engine_would_not_fill_are_refused(tmp_path, sett
             tx.put("news", b"x", properties=second)
         producer.put_raw(RawMessage("news", b"kept", properties_text="INNER_MULTI_DISPATCH\x01archive"))  # as RocketMQ stores it
         eventually(lambda: in_queues(engine, "news") == {0: [b"kept"]}, "the raw put is in its queue")
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"tags": "a || b"}, "tags is 'a || b': a message has one tag"), ({"keys": ["k", "order 17"]}, "the key 'order 17' holds a blank")])
+def test_tags_and_keys_that_no_consumer_could_name_are_refused(producer, given, says):
+    for put in (producer.put, lambda topic, body, **options: producer.put_batch(topic, [BatchMessage(body, **options)])):
+        with pytest.raises(PutRefusedError, match=re.escape(says)):
+            put("T", b"x", **given)
 
 
 def test_a_queue_and_a_key_exclude_each_other(producer):

@@ -152,6 +152,14 @@ def test_tags_are_a_subscription(builder):
             store.get_message("T", 0, 0, tags=" || ")
 
 
+@pytest.mark.parametrize("text", ["paid,sent", "paid|sent"])
+def test_one_tag_that_may_be_meant_as_several_is_told(builder, caplog, text):
+    builder.put("T", b"x", tags=text)  # as a client of RocketMQ may
+    with StoreReader(builder.root) as store:
+        assert bodies(store.get_message("T", 0, 0, tags=text)) == [b"x"]
+    assert [record.getMessage() for record in caplog.records] == [f"'{text}' is one tag: write several tags like 'a || b'"]
+
+
 def test_tags_are_trimmed_as_rocketmq_trims_them(builder):
     """Java's trim() takes the characters up to U+0020 alone."""
     sent = ["red\u3000", "red\u00a0", "\u2003red", "red\u0085", "red"]
