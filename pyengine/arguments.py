@@ -102,9 +102,10 @@ def moment_ms(value: object, name: str, wanted: str = MOMENT) -> int:
         raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}{hints.get(type(value), '')}")
     time_ms = value.__index__()
     if time_ms and not TIME_MS_MIN <= time_ms <= TIME_MS_MAX:
+        others = wanted.replace(MOMENT, "").strip(", ")
         other = "seconds: multiply by 1000" if time_ms < TIME_MS_MIN else "micro- or nanoseconds: divide"
         raise UsageError(f"{name} is {time_ms}: it is a time in milliseconds since 1970, not in {other}, or give a datetime with a time "
-                         "zone")
+                         f"zone{', ' * bool(others)}{others}")
     return int(time_ms)
 
 

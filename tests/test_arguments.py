@@ -274,9 +274,27 @@ def test_what_is_no_place_is_refused_where_an_offset_or_a_datetime_is_meant(stor
         assert consumer.positions == before
 
 
+def test_what_else_is_a_time_is_said(producer, store):
+    with pytest.raises(WRONG_VALUE, match="a datetime with a time zone, or a timedelta from now on$"):
+        producer.put("orders", b"x", deliver_at=30)
+    with pytest.raises(WRONG_VALUE, match="a datetime with a time zone, 'first', 'last'$"):
+        pyengine.consume(store.root, "orders", from_=1, **settings(store))
+
+
+@pytest.mark.parametrize("call", [pyengine.run_consumer, lambda *call: asyncio.run(pyengine.run_consumer_async(*call))], ids=["", "async"])
+def test_messages_are_handled_for_a_group(store, call):
+    with pytest.raises(WRONG_TYPE, match="^group must be str, not NoneType$"):
+        call(store.root, "orders", None, lambda message: None)
+
+
+def test_letters_are_put_back_at_several_offsets(store):
+    with pytest.raises(WRONG_TYPE, match="^offsets must be an iterable of int, not int$"):
+        pyengine.DeadLetters(store.root, **settings(store)).requeue("g", 5)
+
+
 def test_a_delay_without_end_is_refused_and_a_decimal_is_a_number(producer, store):
     for when in (timedelta.max, timedelta(days=41)):
-        with pytest.raises(WRONG_VALUE, match="^deliver_at is more than 40 days ahead"):
+        with pytest.raises(WRONG_VALUE, match="^deliver_at is more than 40 days ahead: give at most 40 days"):
             producer.put("orders", b"x", deliver_at=when)
     assert producer.put("orders", b"x", timeout_s=Decimal("1.5"), queue_id=0).ok
     with pytest.raises(WRONG_VALUE, match="^timeout_s is -1.5"):

@@ -101,7 +101,7 @@ def run_consumer(
     are handled at once, each in a thread; with 1, in this thread and in order. The end waits for running handlers; a second signal
     does not. Outside the main thread no signal is caught. An error of the store, or a handler's BaseException, ends the call.
     """
-    given, patience = _checked(handler, concurrency, options, is_async=False)
+    given, patience = _checked(handler, concurrency, options, is_async=False, group=group)
     delays = _Delays.of(delay_level, backoff)
     stopping = threading.Event() if stop is None else stop
     if isinstance(stop, asyncio.Event) or not hasattr(stopping, "set"):
@@ -146,7 +146,7 @@ async def run_consumer_async(
     **options: Unpack[ConsumeOptions],
 ) -> None:
     """Like run_consumer(), for asyncio. A cancelled call cancels the handlers."""
-    given, patience = _checked(handler, concurrency, options, is_async=True)
+    given, patience = _checked(handler, concurrency, options, is_async=True, group=group)
     delays = _Delays.of(delay_level, backoff)
     loop = arguments.event_loop()
     stopping = asyncio.Event() if stop is None else stop
@@ -383,7 +383,7 @@ def give_back(consumer: Consumer, message: Message, level: int | None, **options
             consumer.ack(message)
 
 
-def _checked(handler: object, concurrency: int, options: ConsumeOptions, *, is_async: bool) -> tuple[dict[str, Any], Patience]:
+def _checked(handler: object, concurrency: int, options: ConsumeOptions, *, is_async: bool, group: str) -> tuple[dict[str, Any], Patience]:
     """Return the options for consume(), and how long to wait for a store."""
     if not callable(handler):
         raise TypeError(f"handler must be callable, not {type(handler).__name__}")
@@ -391,6 +391,7 @@ def _checked(handler: object, concurrency: int, options: ConsumeOptions, *, is_a
         raise UsageError("the handler is a coroutine function: use run_consumer_async")
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise UsageError("the handler is a generator function, which a call does not run: leave yield out")
+    arguments.text(group, "group")
     if arguments.integer(concurrency, "concurrency") < 1:
         raise UsageError(f"concurrency is {concurrency}; give at least 1")
     others = {name: value for name, value in options.items() if name not in inspect.signature(consume).parameters}

@@ -242,6 +242,8 @@ class DeadLetters:
         A kill may put up to 32 back twice. PutError for one that can never be stored, after the others; UsageError for an offset
         without a message; EngineUnavailableError, StoreBusyError.
         """
+        if offsets is not None:
+            offsets = [arguments.integer(offset, "an offset") for offset in arguments.several(offsets, "offsets", "an iterable of int")]
         topic = TopicConfig(retry_topic(group), RETRY_QUEUE_NUMS, RETRY_QUEUE_NUMS)
         refused: list[PutError] = []
         count = 0

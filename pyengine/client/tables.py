@@ -264,7 +264,8 @@ def _continued(dest: Path, wanted: TablesState) -> TablesState | None:
         return None
     except PARSE_ERRORS as error:
         raise UsageError(f"{dest / STATE} is not readable ({error}): give another folder") from None
-    changed = [name for name, kind in (state.json or {}).items() if (wanted.json or {}).get(name) != kind]
+    now = wanted.json or {}
+    changed = [f"{name} ({kind}, now {now.get(name, 'missing')})" for name, kind in (state.json or {}).items() if now.get(name) != kind]
     if (state.json is None) != (wanted.json is None) or changed:
         what = f"with json columns {', '.join(changed)}" if changed else f"{'without' if state.json is None else 'with'} json"
         raise UsageError(f"{dest} was begun {what}: continue with the same, to which columns may be added, or give another folder")

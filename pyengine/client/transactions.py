@@ -42,7 +42,7 @@ class Transaction(arguments.AsyncBlock):
         self._check_after_s = check_after_s
         self._halves: list[Message] = []
         self._keys: set[str] = set()
-        self._is_open = False
+        self._is_open: bool | None = None  # until the block begins
         self.results: list[PutResult] = []
         """After the block."""
 
@@ -73,7 +73,8 @@ class Transaction(arguments.AsyncBlock):
         if self._owner.is_of_parent:
             raise UsageError(_OF_PARENT)
         if not self._is_open:  # nothing would commit the message
-            raise UsageError("the block of this transaction has ended: put() belongs inside of it")
+            when = "has not begun" if self._is_open is None else "has ended"
+            raise UsageError(f"the block of this transaction {when}: put() belongs inside of it")
         given: dict[str, Any] = {**options}
         arguments.known_keywords("put", given, ("topic", "body", "unique_key", *MessageOptions.__annotations__))
         timeout_s, unique_key = given.pop("timeout_s", None), unique_key or uuid.uuid4().hex.upper()

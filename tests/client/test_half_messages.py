@@ -308,6 +308,8 @@ def test_a_block_that_ends_by_an_exception_takes_its_messages_back(engine, produ
 
 def test_a_put_after_the_end_of_its_block_is_refused_and_the_block_can_begin_again(engine, producer):
     block = producer.transaction()
+    with pytest.raises(UsageError, match="the block of this transaction has not begun: put[(][)] belongs inside of it"):
+        block.put("orders", b"too early")
     with block as first:
         first.put("orders", b"one")
     with pytest.raises(ValueError, match="oops"), producer.transaction() as undone:

@@ -95,7 +95,8 @@ def test_a_later_run_adds_columns_and_no_run_changes_one(builder, tmp_path, to):
     builder.put("orders", b'{"name": "a", "count": 1}')
     fill(builder, dest, to, name="string")
     builder.put("orders", b'{"name": "b", "count": 2}')
-    for types, says in (({"name": "long"}, "json columns name"), ({"count": "int"}, "json columns name"), (None, "was begun with json")):
+    for types, says in (({"name": "long"}, "json columns name .string, now long"),
+                        ({"count": "int"}, "json columns name .string, now missing"), (None, "was begun with json")):
         with pytest.raises(UsageError, match=says):
             pyengine.write_tables(builder.root, dest, to, json=types)
     assert fill(builder, dest, to, name="string", count="int").messages == {"orders": 1}
