@@ -183,7 +183,7 @@ def wait_noted(root: Path) -> None:
 
 
 # Folders and files that start engines to test something else than how they start.
-FORKED_IN = ("cli/", "client/", "gateway/", "interop/", "ipc/", "spark/", "storage/", *(f"test_{name}.py" for name in (
+FORKED_IN = ("cli/", "client/", "gateway/", "interop/", "ipc/", "spark/", *(f"test_{name}.py" for name in (
     "celery", "dramatiq", "replication", "rights", "taskiq")), *(f"engine/test_{name}.py" for name in (
     "cleaner", "hostile_producer", "log_paths", "lost_names", "recovery_of_engines", "replaced_engine", "scheduler", "scribbled_memory",
     "slave", "statistics", "storm")))
