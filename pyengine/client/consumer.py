@@ -62,7 +62,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
-from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Names, Pulse, Sleeper
+from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Names, Pulse, Sleeper, has_arrived
 from pyengine.results import GetResult, GetStatus, Level, PutError, PutResult, ReadLevel
 from pyengine.storage.acknowledgements import InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
@@ -352,11 +352,12 @@ class Consumer:
         self._retry_topic = None if group is None or outer is not None else retry_topic(group)
         self._are_parts_due = self._is_first_find = True
         self._empty: dict[int, tuple[int, Look]] = {}  # by queue: the position at which a look found no message
+        self._quiet: tuple[int, list[Look | None]] | None = None  # the sleeper's stirs before a look that found nothing, and its looks
         self._sleeper: Sleeper = Sleeper() if outer is None else outer._sleeper
         self._readiness: Readiness | None = None  # made once the program waits in an event loop
         self._loop_due_s = math.inf       # when the event loop is to have a turn at the latest
         self._turn = 0
-        self._asked: Call | None = None  # what has delivered the last messages
+        self._asked: Call | None = None  # what has delivered the last messages, unless all of them are done
         self._is_first_take = True
         self._warned: set[str] = set()  # what it has warned of once
         self._background_error: BaseException | None = None
@@ -517,15 +518,15 @@ class Consumer:
             raise
         self._is_first_find = False
 
-    def _split(self, messages: Message | Iterable[Message]) -> list[tuple[Consumer, list[Message]]]:
+    def _split(self, messages: Message | Iterable[Message]) -> dict[Consumer, list[Message]]:
         """Divide messages into those of each topic and of the retry topic."""
-        found: dict[int, tuple[Consumer, list[Message]]] = {id(one): (one, []) for one in self._consumers}
+        found: dict[Consumer, list[Message]] = {}
         for message in arguments.one_or_several(messages, "messages", Message):
             topic = message.queue_topic if isinstance(message, LightMessage) else message.topic
             one = self._retried if isinstance(message, RetriedMessage) else self._parts.get(topic, self)
             if one is not None:
-                found[id(one)][1].append(message)
-        return list(found.values())
+                found.setdefault(one, []).append(message)
+        return found
 
     # -- ask for messages ---------------------------------------------------------
 
@@ -632,12 +633,12 @@ class Consumer:
         while not self._closing.is_set():
             try:
                 if time.monotonic() >= self._loop_due_s:
-                    self._begin_call(call)
+                    self._begin_call()
                     await asyncio.sleep(0)  # before any message is taken, which a cancellation would have to take back
                     self._loop_due_s = math.inf
                 most = max_messages
                 if self._gave_suspects.is_set() or self._expects_suspects:
-                    self._begin_call(call)  # here: another thread goes on after a cancellation, when more may be delivered
+                    self._begin_call()  # here: another thread goes on after a cancellation, when more may be delivered
                     most = await loop.run_in_executor(None, self._commit_before_suspects, max_messages)
                 found, left_s, _ = self._try_pull(most, call, deadline_s, is_committed=True)
             except TurnTakenError as other:
@@ -711,7 +712,7 @@ class Consumer:
 
     def _take_back(self, messages: Iterable[Message]) -> None:
         """Undo the delivery of these messages, which the program did not get."""
-        for consumer, its in self._split(messages):
+        for consumer, its in self._split(messages).items():
             consumer._take_own_back(its)
 
     def _take_own_back(self, messages: Iterable[Message]) -> None:
@@ -733,9 +734,9 @@ class Consumer:
         Returns queue id -> next offset; of several topics nothing.
         """
         self._require_group()
-        given = [(one, None) for one in self._consumers] if messages is None else self._split(messages)
+        given: Mapping[Consumer, list[Message] | None] = dict.fromkeys(self._consumers) if messages is None else self._split(messages)
         with self._work:
-            for one, its in given:
+            for one, its in given.items():
                 with one._state:
                     one._require_open()
                     waited = any(held.flight.exceeds(self._options.max_span) for held in one._held.values())
@@ -761,7 +762,7 @@ class Consumer:
                 self._require_open()
                 self._acknowledge([messages])
             return
-        for consumer, its in self._split(messages):
+        for consumer, its in self._split(messages).items():
             with consumer._state:
                 self._require_open()
                 consumer._acknowledge(its)
@@ -792,7 +793,7 @@ class Consumer:
         """Give messages back without a delay."""
         self._require_group()
         self._settles_each.set()
-        for consumer, given in self._split(messages):
+        for consumer, given in self._split(messages).items():
             with consumer._state:
                 self._require_open()
                 for message in given:
@@ -1023,13 +1024,14 @@ class Consumer:
         call.taken.clear()
         is_one = self._retried is None and not self._parts  # the common case
         if not is_committed and (self._gave_suspects.is_set() or (self._has_suspects if is_one else self._expects_suspects)):
-            self._begin_call(call)
+            self._begin_call()
             max_messages = self._commit_before_suspects(max_messages)
         if is_one:
             return self._next_own(max_messages, call)
-        has_moved, weights = False, sum(one._weight for one in self._consumers)
+        asked = self._begin_turn()
+        has_moved, weights = False, sum(one._weight for one in asked)
         busy: TurnTakenError | None = None
-        in_turn = iter(self._begin_turn(call))
+        in_turn = iter(asked)
         for consumer in in_turn:
             try:
                 messages, moved = consumer._next_own(max_messages, call)
@@ -1054,21 +1056,29 @@ class Consumer:
     def _weight(self) -> int:
         return self._choice.weights.get(self.topic, 1)
 
-    def _begin_call(self, call: Call) -> None:
-        """Note what asks; with auto_commit, what all consumers have delivered is done."""
-        for consumer in self._consumers:
-            with consumer._state:
-                consumer._require_open()
-                consumer._asked = call
-                if self._options.auto_commit:
+    def _begin_call(self) -> None:
+        """With auto_commit, note that what all consumers have delivered is done."""
+        self._require_open()
+        for consumer in self._consumers if self._options.auto_commit else ():
+            if consumer._asked is not None:
+                with consumer._state:
+                    consumer._asked = None
                     consumer._finish(None)
 
-    def _begin_turn(self, call: Call) -> list[Consumer]:
-        """Return the consumers in the order in which they are asked: smooth weighted round-robin, where the one that delivers pays."""
-        self._begin_call(call)
-        for consumer in self._consumers:
+    def _begin_turn(self) -> list[Consumer]:
+        """Return the consumers to ask, in their order: smooth weighted round-robin, where the one that delivers pays."""
+        self._begin_call()
+        stirs, memory = self._sleeper.stirs, self._reader._engine_memory()
+        asked = [one for one in self._consumers if not one._is_quiet(stirs, memory)]
+        for consumer in asked:
             consumer._credit += consumer._weight
-        return sorted(self._consumers, key=lambda one: (not one._has_suspects, -one._credit))
+        return sorted(asked, key=lambda one: (not one._has_suspects, -one._credit))
+
+    def _is_quiet(self, stirs: int, memory: EngineMemory | None) -> bool:
+        """Whether nothing has come since a look that found nothing: it need not be asked."""
+        quiet = self._quiet
+        return quiet is not None and quiet[0] == stirs and not any(
+            look is None or look.memory is not memory or has_arrived(look.memory.control, look.queue) for look in quiet[1])
 
     def _commit_before_suspects(self, max_messages: int) -> int:
         """Return how many messages may be delivered now: one, if it may kill the process, and what is done is stored before.
@@ -1115,10 +1125,11 @@ class Consumer:
 
     def _spare(self, messages: Iterable[Message]) -> None:
         """Let the kills that follow count for all open messages except these, which run beside a suspect."""
-        for consumer, spared in self._split(messages):
+        spared = self._split(messages)
+        for consumer in self._consumers:
             with consumer._state:
                 for held in consumer._held.values():
-                    held.flight.spared = {message.queue_offset for message in spared if message.queue_id == held.queue_id}
+                    held.flight.spared = {message.queue_offset for message in spared.get(consumer, ()) if message.queue_id == held.queue_id}
 
     def _next_own(self, max_messages: int, call: Call) -> tuple[list[Message], bool]:
         """Like _next(), from this consumer's own topic only."""
@@ -1127,7 +1138,7 @@ class Consumer:
             error, self._background_error = self._background_error, None
             if error is not None:
                 raise error
-            self._asked = call
+            self._asked, self._quiet, stirs = call, None, self._sleeper.stirs
             if self._options.auto_commit:
                 self._finish(None)
             if isinstance(self._session, SharedSession):
@@ -1153,6 +1164,8 @@ class Consumer:
                 self._has_suspects = self._has_suspects and self._reads_suspects()
                 if messages or has_moved:
                     self._beat.rouse()
+                elif not self._has_suspects:
+                    self._quiet = stirs, self._looks()
                 return messages, has_moved
             except BaseException:  # of a disk or a signal handler: the program does not get `messages`
                 for held, was in before:
@@ -1404,11 +1417,16 @@ class Consumer:
         looks: list[Look | None] = []
         for one in self._consumers:
             with one._state:
-                for held in one._held.values():
-                    is_read = held.releasing_since_s is None and held.queue_id not in one._paused
-                    if is_read and not held.flight.exceeds(self._options.max_span):
-                        at, look = one._empty.get(held.queue_id, (-1, None))
-                        looks.append(look if at == held.position else None)
+                looks += one._looks()
+        return looks
+
+    def _looks(self) -> list[Look | None]:
+        looks: list[Look | None] = []
+        for held in self._held.values():
+            is_read = held.releasing_since_s is None and held.queue_id not in self._paused
+            if is_read and not held.flight.exceeds(self._options.max_span):
+                at, look = self._empty.get(held.queue_id, (-1, None))
+                looks.append(look if at == held.position else None)
         return looks
 
     def _stir(self) -> None:

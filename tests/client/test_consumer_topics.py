@@ -622,6 +622,20 @@ def test_a_new_group_of_many_topics_stores_where_it_starts_at_once(engine, names
     assert {tuple(groups[topic, names[1]].items()) for topic in many} == {((0, int(start == "last")),)}
 
 
+def test_a_pull_asks_no_topic_again_that_had_no_message(engine, names, many, consume, monkeypatch):
+    consumer = consume(re.compile(f"{names[0]}-.*"), auto_commit=True)
+    pull(consumer, 200)
+    assert consumer.pull(timeout_s=0) == []
+    put(engine, many[7], *(b"%d" % number for number in range(20)))
+    asked, holds = [], GroupSession.holds
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupSession, "holds", lambda session, claim: asked.append(session) or holds(session, claim))
+        assert [pull(consumer)[0].body for _ in range(20)] == [b"%d" % number for number in range(20)]
+    assert session_of(consumer.part(many[7])) in asked and len(asked) < 600
+    consumer.close()
+    assert stored(engine, many[7], names[1]) == {0: 21}
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_handler_that_is_to_stop_joins_no_more_topics(engine, names, many, joined, sharing, is_async):
     topics = joined(sharing, lambda topics: len(topics) == 5 and stop.set())
