@@ -1086,10 +1086,7 @@ class Consumer:
         Otherwise messages that were finished just before each kill would be taken for the ones that kill, and become dead letters.
         """
         with self._work:
-            for consumer in self._consumers:
-                with consumer._state:
-                    self._require_open()
-                    consumer._has_suspects = consumer._reads_suspects()
+            self._require_open()
             is_open = self._has_suspect_open()  # before the commit: what ends after it is not stored yet
             with suppress(EngineError):  # the thread reports it
                 self._commit_done()
@@ -1101,13 +1098,15 @@ class Consumer:
             return 1
 
     def _has_suspect_open(self) -> bool:
-        """Whether a suspect of any topic is to come, or was delivered and is not done."""
+        """Look whether a suspect of any topic is to come; return whether one is, or was delivered and is not done."""
+        is_open = False
         for one in self._consumers:
             with one._state:
-                if one._has_suspects or any(offset not in held.flight.dead and one._is_suspect(message)
-                                            for held in one._held.values() for offset, message in held.flight.open.items()):
-                    return True
-        return False
+                one._has_suspects = one._reads_suspects()
+                is_open = is_open or one._has_suspects or any(
+                    offset not in held.flight.dead and one._is_suspect(message)
+                    for held in one._held.values() for offset, message in held.flight.open.items())
+        return is_open
 
     def _reads_suspects(self) -> bool:
         """Whether a queue that is read has messages that were delivered twice and never finished."""

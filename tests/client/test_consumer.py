@@ -628,6 +628,24 @@ def test_a_pull_before_the_end_of_one_that_may_have_killed_its_readers_does_not_
     assert bodies(consumer.pull(1)) == [b"0-2"] and stored(builder) == {0: 1}
 
 
+def test_a_part_that_is_paused_lets_no_pull_of_another_part_store_what_is_done(builder, consume):
+    fill(builder, 2)
+    for number in range(3):
+        builder.put("other", b"%d" % number, queue_id=0)
+    for _ in range(2):
+        consumer = consume(topic=["orders", "other"])
+        assert bodies(consumer.part("orders").pull(2)) == [b"0-0", b"0-1"]
+        leave_unfinished(consumer)
+    consumer = consume(topic=["orders", "other"], auto_commit=False, commit_interval_s=3600)
+    consumer.ack(consumer.pull(1))
+    consumer.part("orders").pause()
+    for number in range(3):
+        (message,) = consumer.part("other").pull(1)
+        assert message.body == b"%d" % number
+        consumer.ack(message)
+    assert stored(builder) == {0: 1} and ConsumerOffsets(builder.root).read("other", "billing") == {0: 0}
+
+
 def test_deliveries_after_a_seek_during_a_commit_are_counted(builder, consume, monkeypatch):
     fill(builder, 5)
     consumer = consume(auto_commit=False)
