@@ -379,20 +379,21 @@ def told(put) -> str:
     return f"{result.status.name}: {result.reason}"
 
 
-def test_await_says_where_it_works(producer):
+def test_await_says_where_it_works(producer, store):
     """Under trio, for example, no loop of asyncio runs."""
     async def awaits():
         await producer.put_async("orders", b"x")
 
-    async def enters():
-        async with producer as same:
+    async def enters(each):
+        async with each as same:
             entered.append(same)
 
-    entered: list[pyengine.Producer] = []
-    for coroutine in (awaits(), enters()):
-        with pytest.raises(WRONG_VALUE, match="asyncio only.*trio.to_thread"):
-            coroutine.send(None)
-    assert entered == []
+    entered: list[object] = []
+    with pyengine.consume(store.root, "orders", **settings(store)) as consumer:
+        for coroutine in (awaits(), enters(producer), enters(consumer)):
+            with pytest.raises(WRONG_VALUE, match="asyncio only.*trio.to_thread"):
+                coroutine.send(None)
+        assert entered == [] and [each.body for each in consumer.pull()] == [b"first"]
 
 
 def test_async_with_closes_a_producer_at_its_end_also_if_no_thread_of_the_loop_is_free(producer):

@@ -22,6 +22,7 @@ import pytest
 import pyengine
 from broker_lock import held_by_a_broker
 from fix_client import (
+    Refusing,
     age_leaving,
     before_it_looks,
     housekeep,
@@ -35,6 +36,7 @@ from fix_engine import EACH_MODE
 from fix_failpoints import Interrupted
 from fix_store_builder import START_MS
 from interrupting import interrupt, interrupted_at_each_place
+from pyengine import arguments
 from pyengine.client.consumer import READ_AHEAD_BYTES
 from pyengine.client.group_session import AssignedQueue
 from pyengine.client.retries import RetriedMessage
@@ -271,39 +273,35 @@ def test_a_block_whose_end_is_cancelled_before_a_thread_is_free_closes_the_consu
     assert "closed" in repr(consumer)
 
 
-def test_a_cancelled_call_that_another_thread_goes_on_with_ends_no_message_that_comes_later(builder, consume):
+def test_a_cancelled_call_that_another_thread_goes_on_with_ends_no_message_that_comes_later(builder, consume, monkeypatch):
     expected = fill(builder, 2)
     for _ in range(2):
         consumer = consume()
         assert len(consumer.pull(2)) == 2
         leave_unfinished(consumer)
-    may_run = threading.Event()
+    may_run, begun, calls, own_thread = threading.Event(), threading.Event(), [], arguments.own_thread
 
-    class LateOnce(ThreadPoolExecutor):
-        begun: list[threading.Event] = []
+    def late_once(call):
+        def late():
+            begun.set()
+            assert may_run.wait(60)
+            return call()
 
-        def submit(self, call, *args):
-            begun = threading.Event()
-            self.begun.append(begun)
-
-            def late():
-                begun.set()
-                assert begun is not self.begun[0] or may_run.wait(60)
-                return call(*args)
-
-            return super().submit(late)
+        calls.append(own_thread(call if calls else late))
+        return calls[-1]
 
     async def main(consumer) -> list[bytes]:
-        with LateOnce() as executor:
-            asyncio.get_running_loop().set_default_executor(executor)
-            asking = asyncio.create_task(consumer.pull_async())
-            await asyncio.sleep(0)
-            assert executor.begun[0].wait(60)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-            found = await consumer.pull_async(timeout_s=60)
-            may_run.set()
+        asyncio.get_running_loop().set_default_executor(Refusing())
+        monkeypatch.setattr(arguments, "own_thread", late_once)
+        asking = asyncio.create_task(consumer.pull_async())
+        await asyncio.sleep(0)
+        assert begun.wait(60)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        found = await consumer.pull_async(timeout_s=60)
+        may_run.set()
+        calls[0].result(60)
         return bodies(found)
 
     consumer = consume()
