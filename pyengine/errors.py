@@ -155,9 +155,11 @@ def require_extra(*packages: str, name: str = "spark") -> None:
 def disk_error(error: OSError, doing: str, path: object, advice: str = "") -> DiskError:
     """The DiskError that says "cannot `doing` `path`", why, and `advice`; a DiskFullError where the disk is full."""
     is_full = error.errno in (codes.ENOSPC, codes.EDQUOT)
-    advice = advice or ("; make room on that disk" if is_full else "")
+    usual = "; make room on that disk" if is_full else ""
+    if error.errno in (codes.EMFILE, codes.ENFILE):
+        usual = "; raise the limit of open files (ulimit -n, LimitNOFILE)"
     kind = DiskFullError if is_full else DiskError
-    return kind(f"cannot {doing} {path}: {error.strerror or error}{advice}", errno=error.errno or 0, path=str(path))
+    return kind(f"cannot {doing} {path}: {error.strerror or error}{advice or usual}", errno=error.errno or 0, path=str(path))
 
 
 @contextlib.contextmanager

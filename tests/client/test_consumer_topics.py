@@ -22,6 +22,7 @@ import pytest
 
 import pyengine
 from crash.replicas import free_port
+from few_files import call_with_few_files
 from fix_cli import environment
 from fix_client import session_of
 from fix_golden import usual
@@ -763,3 +764,16 @@ def test_a_commit_that_a_signal_handler_interrupts_keeps_no_other_thread_from_on
         thread.start()
         thread.join(scaled_timeout_s(30))
         assert not thread.is_alive()
+
+
+def test_a_consumer_that_lacks_descriptors_names_their_limit(engine, names, topics):
+    put(engine, topics[0], b"x")
+    consume = f'pyengine.consume(root, "{topics[0]}", group="{names[1]}", timeout_s=0)'
+    said = call_with_few_files(engine.path, f"{consume}.close()", f"""
+        try:
+            {consume}
+        except pyengine.DiskError as error:
+            print("named" if "raise the limit of open files" in str(error) else error)
+            raise
+        """)
+    assert set(said.splitlines()) == {"named"}
