@@ -249,7 +249,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def own_thread(call: Callable[[], _Each]) -> Future[_Each]:
-    """Begin the call in a thread of its own: a program's own calls may hold all threads of its event loop."""
+    """Begin the call in a thread of its own: a program's own calls may hold all threads of its event loop. The interpreter waits for it."""
     from concurrent.futures import Future  # as of running_loop()
     from contextvars import copy_context
 
@@ -263,7 +263,7 @@ def own_thread(call: Callable[[], _Each]) -> Future[_Each]:
 
     called.set_running_or_notify_cancel()
     try:
-        threading.Thread(target=copy_context().run, args=(run,), name="pyengine-call").start()
+        threading.Thread(target=copy_context().run, args=(run,), name="pyengine-call", daemon=False).start()
     except RuntimeError:  # the interpreter ends, or has too many
         run()
     return called

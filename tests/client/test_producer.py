@@ -751,8 +751,28 @@ producer = pyengine.connect(sys.argv[1])
 """
 
 
-def test_async_with_may_end_while_the_interpreter_does(make_parts):
-    ended = subprocess.run([sys.executable, "-c", _CLOSED_AT_EXIT, str(make_parts().owner.root)], env=child_environment(),
+_CLOSED_IN_A_DAEMON = """
+import asyncio, sys, threading
+import pyengine
+class Late(pyengine.arguments.AsyncBlock, pyengine.arguments.Closing):
+    def close(self):
+        leaving.set()
+        threading.main_thread().join()  # after which the interpreter ends
+        producer.close()
+        print(producer)
+async def use():
+    async with Late():
+        pass
+producer = pyengine.connect(sys.argv[1])
+leaving = threading.Event()
+threading.Thread(target=lambda: asyncio.run(use()), daemon=True).start()
+leaving.wait()
+"""
+
+
+@pytest.mark.parametrize("program", [_CLOSED_AT_EXIT, _CLOSED_IN_A_DAEMON])
+def test_async_with_may_end_while_the_interpreter_does(make_parts, program):
+    ended = subprocess.run([sys.executable, "-c", program, str(make_parts().owner.root)], env=child_environment(),
                            capture_output=True, text=True, timeout=scaled_timeout_s(60), check=False)
     assert ended.returncode == 0 and ended.stdout.endswith(", closed)\n") and ended.stderr == ""
 
