@@ -98,7 +98,7 @@ class Event(Enum):
     FENCED = (ERROR, "There is a master of a higher term: this one refuses puts from now on.",
               "Start this store as a slave of that master ([replication.md](replication.md)).")
     SECOND_MASTER = (ERROR, "Another master has the same term: their logs diverge.",
-                     "Start the fenced one as the other's slave, or `promote --force` it.")
+                     "Start one as the other's slave, or `promote --force` the fenced one.")
     # ---- the gateway ----
     GATEWAY_LISTENS = (INFO, "The gateway takes clients at these addresses.", NOTHING)
     GRPC_LISTENS = (INFO, "Clients of RocketMQ 5 are taken at this address.", NOTHING)

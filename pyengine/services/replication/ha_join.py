@@ -118,7 +118,7 @@ def _check_peer(root: str | os.PathLike[str], config: EngineConfig, master: Intr
 def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, ...]:
     """Store a higher term if one of `ha_peers` has it, as a master before the first put; return sentences for the report.
 
-    Of two masters of one term this one, which asks, yields: its operator, or the other's, decides which goes on.
+    Of two that were promoted to one term this one, which asks, yields: its operator, or the other's, decides which goes on.
     """
     notes = []
     if config.ha_peers and not config.ha_secret_file and config.broker_role != "SLAVE":
@@ -135,7 +135,7 @@ def ask_peers(root: str | os.PathLike[str], config: EngineConfig) -> tuple[str, 
         if peer is not None and peer.term > state.known_term:
             file.write(replace(state, fenced_by=peer.term))
             notes.append(f"{address} knows a master of term {peer.term}, and this one is of term {state.term}: it takes no puts")
-        elif peer is not None and not state.is_fenced and peer.is_second(ensure_engine_id(root).uuid.bytes, state.term):
+        elif peer is not None and state.term and not state.is_fenced and peer.is_second(ensure_engine_id(root).uuid.bytes, state.term):
             file.write(replace(state, second_master=address))
             notes.append(second_master_sentence(address))
     return tuple(notes)

@@ -395,7 +395,10 @@ class HAService(Service):
             connection.end("refused: a master of a higher term has taken this one's place")
 
     def _check_term(self, address: str, peer: Introduction, *, is_asked: bool = False) -> None:
-        """Compare the term of another store that has the secret, from either thread. Of two of one term the one that asks yields."""
+        """Compare the term of another store that has the secret, from either thread.
+
+        Of two that were promoted to one term the one that asks yields. At term 0 the other may be a new, empty store at a peer's address.
+        """
         own = self._notes.term
         if peer.term > own:
             is_known = native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED
@@ -407,7 +410,7 @@ class HAService(Service):
                                        "from now on; start this store as that one's slave")
         elif self._notes.is_fenced or not peer.is_second(self._memory.store_uuid.bytes, own):
             return
-        elif is_asked:
+        elif is_asked and own:
             native.refuse_puts(self._control, native.REFUSE_FENCED)
             self._notes.yield_to(address)
             self._report(Event.SECOND_MASTER, second_master_sentence(address))

@@ -943,23 +943,40 @@ def test_a_master_tells_its_peers_its_term_and_hears_theirs(make_rig, secret):
     eventually(lambda: ReplicationStateFile(again.owner.root).read().state.fenced_by == 1, "and remembers it")
 
 
-def test_of_two_masters_of_one_term_the_one_that_asks_yields_and_remembers_it(make_rig, secret):
+def two_masters_of_term(term, make_rig, secret):
+    """Return two that run, the second of which asks the first, and the address of the first."""
     asked, asks = make_rig(ha_secret_file=secret), make_rig(ha_secret_file=secret)
-    asked.service.start()
-    address = f"127.0.0.1:{asked.service.port}"
-    asks.config = dataclasses.replace(asks.config, ha_peers=address)
-    asks.service.close()
-    asks.service = asks.new_service()
-    asks.service.start()
+    for rig in (asked, asks):
+        rig.service.close()
+        ReplicationStateFile(rig.owner.root).write(ReplicationState("SYNC_MASTER", 0, term=term))
+        rig.service = rig.new_service()
+        rig.service.start()
+        address = asks.config.ha_peers or f"127.0.0.1:{rig.service.port}"
+        asks.config = dataclasses.replace(asks.config, ha_peers=address)
+    return asked, asks, address
+
+
+def test_of_two_masters_of_one_term_the_one_that_asks_yields_and_remembers_it(make_rig, secret):
+    asked, asks, address = two_masters_of_term(2, make_rig, secret)
     eventually(lambda: is_fenced(asks), "it takes no puts")
     told = f"{address} is a master of the same term, so this one takes no puts"
     eventually(lambda: any(told in line for line in asks.reported), "and says so")
-    eventually(lambda: any("is a master of the same term, 0: stop one" in line for line in asked.reported), "so does the other")
+    eventually(lambda: any("is a master of the same term, 2: stop one" in line for line in asked.reported), "so does the other")
     state = ReplicationStateFile(asks.owner.root).read().state
-    assert (state.is_fenced, state.second_master, state.known_term) == (True, address, 0), "so that it can follow the other"
+    assert (state.is_fenced, state.second_master, state.known_term) == (True, address, 2), "so that it can follow the other"
     again = dataclasses.replace(asked.config, ha_peers=f"127.0.0.1:{asks.service.port}")
     assert ask_peers(asked.owner.root, again) == () and not is_fenced(asked), "one that yielded is no second master"
     assert not ReplicationStateFile(asked.owner.root).read().state.is_fenced
+
+
+def test_a_master_that_was_never_promoted_does_not_yield_to_one_of_its_term(make_rig, secret):
+    """Both have none: the other may be a new store at the address of a slave that was lost, while this one has the messages."""
+    asked, asks, address = two_masters_of_term(0, make_rig, secret)
+    for rig in (asked, asks):
+        eventually(lambda rig=rig: any("is a master of the same term, 0: stop one" in line for line in rig.reported), "it says so")
+        assert not is_fenced(rig)
+    assert ask_peers(asks.owner.root, asks.config) == ()
+    assert not ReplicationStateFile(asks.owner.root).read().state.is_fenced
 
 
 def test_a_master_that_is_among_its_own_peers_is_no_second_one(make_rig, secret):
