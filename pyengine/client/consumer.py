@@ -62,7 +62,7 @@ from pyengine.ipc.control_block import EngineMemory
 from pyengine.ipc.live_reader import DISPATCH_S, LiveStoreReader, Look, Readiness, open_store
 from pyengine.ipc.session_client import CONNECT_TIMEOUT_S, until_ready
 from pyengine.ipc.store_lock import read_holder
-from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Names, Pulse, Sleeper, has_arrived
+from pyengine.native.waiting import BEAT_CHANGED, BEAT_INTERVAL_S, ITS_NAMES, Beat, Names, Pulse, Sleeper, arrived_ends
 from pyengine.results import GetResult, GetStatus, Level, PutError, PutResult, ReadLevel
 from pyengine.storage.acknowledgements import InFlight, PassedOverError, suspicious_deliveries
 from pyengine.storage.config import check_keywords
@@ -386,6 +386,7 @@ class Consumer:
             if self._is_outer and not self._has_begun():
                 self._reach(options.start)
             self.topic = self._first_topic()
+            self._weight = choice.weights.get(self.topic, 1)
             if outer is None:
                 self._reader._closed = f"this consumer of {self.topic} is closed: make another one with pyengine.consume()"
             self._beat: Beat = Beat(_pulse.beats) if outer is None else outer._beat
@@ -1052,10 +1053,6 @@ class Consumer:
             raise busy
         return [], has_moved
 
-    @property
-    def _weight(self) -> int:
-        return self._choice.weights.get(self.topic, 1)
-
     def _begin_call(self) -> None:
         """With auto_commit, note that what all consumers have delivered is done."""
         self._require_open()
@@ -1069,16 +1066,20 @@ class Consumer:
         """Return the consumers to ask, in their order: smooth weighted round-robin, where the one that delivers pays."""
         self._begin_call()
         stirs, memory = self._sleeper.stirs, self._reader._engine_memory()
-        asked = [one for one in self._consumers if not one._is_quiet(stirs, memory)]
+        ends = None if memory is None else arrived_ends(memory.control)
+        asked = [one for one in self._consumers if not one._is_quiet(stirs, memory, ends)]
         for consumer in asked:
             consumer._credit += consumer._weight
         return sorted(asked, key=lambda one: (not one._has_suspects, -one._credit))
 
-    def _is_quiet(self, stirs: int, memory: EngineMemory | None) -> bool:
+    def _is_quiet(self, stirs: int, memory: EngineMemory | None, ends: Any) -> bool:
         """Whether nothing has come since a look that found nothing: it need not be asked."""
-        quiet = self._quiet
-        return quiet is not None and quiet[0] == stirs and not any(
-            look is None or look.memory is not memory or has_arrived(look.memory.control, look.queue) for look in quiet[1])
+        if self._quiet is None or self._quiet[0] != stirs:
+            return False
+        for look in self._quiet[1]:
+            if look is None or look.memory is not memory or ends[look.queue.slot] > look.queue.end:
+                return False
+        return True
 
     def _commit_before_suspects(self, max_messages: int) -> int:
         """Return how many messages may be delivered now: one, if it may kill the process, and what is done is stored before.
