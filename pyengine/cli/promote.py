@@ -22,7 +22,7 @@ from pyengine.ipc.control_block import ROLE_NAMES, EngineMemory, read_masters, r
 from pyengine.ipc.store_lock import living_kinds, owning
 from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
-from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, read_file, set_in_file
+from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, set_in_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
@@ -134,9 +134,6 @@ def promote(store: Path, settings: dict[str, str], role: str, force: bool, timeo
         document = _promote_running(root, settings, role, force, timeout_s, notes)
     else:
         document = {"running": False, "was": promote_stopped(root, settings, role, force, notes)}
-        given, written = load_config(root, settings), read_file(config_path(root))
-        notes += [f"{name} is also set by --set or the environment, which win: leave it out there, or give {written[name]}"
-                  for name in ("broker_role", "ha_peers") if name in written and getattr(given, name) != written[name]]
     document = {"store": str(root), "role": role, "was": SLAVE, **document, "notes": notes}
     is_degraded = "pid" in document and not document["running"]
     how = f", running (pid {document['pid']})" if document["running"] else "; `pyengine start` runs it as one"
@@ -278,6 +275,9 @@ def promote_stopped(root: Path, settings: dict[str, str], role: str, force: bool
             notes.append("the old master is not told unless ha_peers names it, since ha_secret_file or ha_master_address is not given "
                          "here. Set it, or make sure that the old master takes no puts (docs/replication.md)")
         _write_role(root, role, notes, peers)
+        given = load_config(root, settings)
+        notes += [f"{name} is also set by --set or the environment, which win: leave it out there, or give {value}"
+                  for name, value in {"broker_role": role, **peers}.items() if getattr(given, name) != value]
         return was
 
 

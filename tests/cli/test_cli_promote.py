@@ -99,6 +99,14 @@ def test_peers_of_the_environment_hide_the_old_master_and_promote_says_so(stoppe
     assert "give 10.0.0.1:10912, 10.0.0.2:1" in done.stdout
 
 
+def test_peers_that_promote_did_not_write_are_not_said_to_be_hidden(stopped, monkeypatch):
+    """Without a secret it adds none."""
+    root = stopped('broker_role = "SLAVE"\nha_master_address = "10.0.0.1:10912"\nha_peers = "10.0.0.2:1"\n')
+    monkeypatch.setenv("PYENGINE_HA_PEERS", "10.0.0.3:1")
+    done = run("promote", root)
+    assert done.code == 0 and "also set" not in done.stdout, done
+
+
 def test_peers_without_the_old_masters_address_do_not_tell_it(stopped):
     done = run("promote", stopped('broker_role = "SLAVE"\nha_secret_file = "ha.secret"\nha_peers = "10.0.0.2:1"\n'))
     assert done.code == 0 and "note: the old master is not told" in done.stdout, done
