@@ -24,6 +24,7 @@ from pyengine.native import control as native
 from pyengine.native.failpoints import failpoint
 from pyengine.storage.config import FIXED_NAMES, EngineConfig, config_path, existing_store, load_config, set_in_file
 from pyengine.storage.consumer_offset import ConsumerOffsets
+from pyengine.storage.durable_file import exclusive
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         check_secret(root, load_config(root, kept))  # what is wrong for a master is an error while it still runs as a slave
         standing = _wait_until_caught_up(memory.control, timeout_s)
     judge(standing, force, notes, master if peers else "")
+    with exclusive(ConsumerOffsets(root).path):
+        pass  # _write_role() takes this lock: while another process holds it, the slave runs on
     failpoint("promotion_judged")
     stop_engine(root)
     failpoint("promotion_stopped")

@@ -35,7 +35,9 @@ from pyengine.cli.promote import (
 from pyengine.engine.embedded import supervisor_pid
 from pyengine.errors import ConfigError, EngineError, EngineUnavailableError, StoreBusyError
 from pyengine.native import control as native
+from pyengine.storage import durable_file
 from pyengine.storage.config import EngineConfig, config_path, read_file, record_sizes, set_in_file
+from pyengine.storage.consumer_offset import ConsumerOffsets
 from pyengine.storage.replication_state import ReplicationState, ReplicationStateFile
 from waiting import eventually
 
@@ -175,6 +177,20 @@ def test_a_store_that_could_not_run_as_a_master_is_unchanged(make_engine):
     refused = run("promote", one.root)
     assert refused.code == 2 and "ha_listen_port" in refused.stderr
     assert one.pid("supervisor") == supervisor and "broker_role" not in read_file(config_path(one.root))
+
+
+def test_a_slave_whose_offsets_another_process_holds_runs_on(make_engine, monkeypatch):
+    one = make_engine(ha_master_address="", **SLAVE)
+    one.start()
+    supervisor = one.pid("supervisor")
+    monkeypatch.setattr(durable_file, "LOCK_WAIT_S", 0.05)
+    with durable_file.exclusive(ConsumerOffsets(one.root).path):
+        refused = run("promote", one.root)
+    assert refused.code == 5 and "another process has held" in refused.stderr, refused
+    assert one.pid("supervisor") == supervisor and "broker_role" not in read_file(config_path(one.root))
+    assert run("promote", one.root).code == 0
+    with one.memory() as memory:
+        one.semaphores.add(memory.identity.sysv_semaphore_id)
 
 
 def test_a_slave_whose_secret_cannot_be_used_any_more_is_unchanged(make_engine, tmp_path):
