@@ -426,8 +426,8 @@ def test_a_master_that_returns_asks_its_peers_before_its_first_put(make_engine):
     assert f"127.0.0.1:{port} knows a master of term 1, and this one is of term 0: it takes no puts" in old.log()
 
 
-def test_of_two_slaves_promoted_apart_one_takes_puts_and_the_operator_decides(make_engine):
-    """Neither has heard of the other, so both have the same term."""
+def two_slaves_without_their_master(make_engine):
+    """Return two slaves of a master that was killed, and their addresses; each has the other's among its peers."""
     ports = [free_port() for _ in range(3)]
     addresses = [f"127.0.0.1:{port}" for port in ports]
     pair = Pair(make_engine, role="ASYNC_MASTER")
@@ -440,12 +440,17 @@ def test_of_two_slaves_promoted_apart_one_takes_puts_and_the_operator_decides(ma
         one.start()
         eventually(lambda one=one: bodies(one.root) == [b"one"], "it has what the master has")
     pair.master.kill_all()
-    for one in both:
+    return *both, addresses
+
+
+def test_of_two_slaves_promoted_apart_one_takes_puts_and_the_operator_decides(make_engine):
+    """Neither has heard of the other, so both have the same term."""
+    first, second, addresses = two_slaves_without_their_master(make_engine)
+    for one in (first, second):
         promote(one)
         assert put(one.root, b"of one only") == [PutStatus.PUT_OK]
         one.settings |= {"broker_role": "ASYNC_MASTER", "ha_master_address": ""}
         one.stop()
-    first, second = both
     second.start()
     assert put(second.root, b"alone") == [PutStatus.PUT_OK], "one that meets nobody is refused nothing"
     first.start()
@@ -471,6 +476,17 @@ def test_of_two_slaves_promoted_apart_one_takes_puts_and_the_operator_decides(ma
     second.settings |= {"broker_role": "SLAVE", "ha_master_address": addresses[0], "ha_cut": "any"}
     second.start()
     eventually(lambda: bodies(second.root) == bodies(first.root) == [b"one", b"of one only", b"decided"], "it follows")
+
+
+def test_a_promoted_slave_that_yields_to_another_is_not_said_to_run(make_engine):
+    first, second, addresses = two_slaves_without_their_master(make_engine)
+    promote(first)
+    done = run("promote", second.root)
+    with second.memory() as memory:
+        second.semaphores.add(memory.identity.sysv_semaphore_id)
+    assert done.code == 6 and "but it takes no puts (pid" in done.stdout, done
+    assert f"note: {addresses[0]} is a master of the same term, so this one takes no puts" in done.stdout, done
+    assert [put(one.root, b"x") for one in (first, second)] == [[PutStatus.PUT_OK], [PutStatus.SERVICE_NOT_AVAILABLE]]
 
 
 def test_a_living_master_is_told_of_the_promotion_of_a_slave_that_has_other_peers(make_engine):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
+from pyengine.cli.engine_status import why_fenced
 from pyengine.cli.output import NumberRange, Reply, store_command
 from pyengine.engine.bring_up import check_secret
 from pyengine.engine.embedded import supervisor_pid
@@ -123,7 +124,7 @@ def promote(store: Path, settings: dict[str, str], role: str, force: bool, timeo
     master takes no puts (docs/replication.md).
 
     Exit codes: 0 it is a master now; 1 refused, or not started again; 5 it runs under systemd, in the
-    foreground or embedded: the sentence says what to do; 6 a master, but damage keeps it from taking puts.
+    foreground or embedded: the sentence says what to do; 6 a master, but it takes no puts: a note says why.
 
     \b
     Example:
@@ -177,9 +178,11 @@ def _promote_running(root: Path, settings: dict[str, str], role: str, force: boo
         ready = start_engine(root, kept)
     except EngineError as error:
         raise EngineError(f"{root} is a master now ({role}), but its engine did not start again: {error}") from error
-    if ready["state"] != "running":
-        notes.append(str(ready["reason"]))
-    return {"running": ready["state"] == "running", "pid": ready["pid"], "end": standing.end,
+    noted = ReplicationStateFile(root).read().state
+    reasons = [str(ready["reason"])] if ready["state"] != "running" else []
+    reasons += [why_fenced(native.REFUSE_FENCED, root)] if noted is not None and noted.is_fenced else []  # it has asked its peers
+    notes += reasons
+    return {"running": not reasons, "pid": ready["pid"], "end": standing.end,
             "master_end": standing.master_end or None, "was_linked": standing.linked, "missing_bytes": standing.missing_bytes}
 
 
