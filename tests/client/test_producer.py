@@ -754,7 +754,8 @@ producer = pyengine.connect(sys.argv[1])
 _CLOSED_IN_A_DAEMON = """
 import asyncio, sys, threading
 import pyengine
-class Late(pyengine.arguments.AsyncBlock, pyengine.arguments.Closing):
+from pyengine.arguments import AsyncBlock, Closing
+class Late(AsyncBlock, Closing):
     def close(self):
         leaving.set()
         threading.main_thread().join()  # after which the interpreter ends
