@@ -43,7 +43,7 @@ from pyengine.ipc.sessions import no_room_reason
 from pyengine.ipc.shared_objects import KIND_NAMES, NAME_SERVERS, POPS, find_folder
 from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
-from pyengine.ipc.store_lock import living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
+from pyengine.ipc.store_lock import kind_holder, living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
@@ -132,7 +132,8 @@ def judge(memory: EngineMemory, lost: str, living: Sequence[int], blocked_reason
         Finding(Verdict.READ_ONLY, why_fenced(refused, document["store"])),
         _supervisor(memory, living, document),
         Finding(Verdict.STUCK, "; ".join(still)),
-        Finding(Verdict.WARNING, _why_unseen(workers, living)),
+        Finding(Verdict.WARNING, "its processes are not visible here, so their state is unknown: run this in the engine's pid namespace "
+                                 "(docs/containers.md)" if _all_dead(workers, living) else ""),
         *_blocked_workers(blocked_reasons, _needed_and_dead(memory, workers)),
         *_replication(identity, document["replication"]),
         *_absent_gateways(memory, living, document),
@@ -196,12 +197,10 @@ def _supervisor(memory: EngineMemory, living: Sequence[int], document: dict[str,
     return Finding(Verdict.WARNING, sentence)
 
 
-def _why_unseen(workers: Sequence[dict[str, Any]], living: Sequence[int]) -> str:
-    """Return a sentence if each process that holds its lock is hidden, so that all look dead: one that is starting does so for a moment."""
+def _all_dead(workers: Sequence[dict[str, Any]], living: Sequence[int]) -> bool:
+    """Whether no process that holds its lock is alive by its pid: they are hidden, or this is the memory of an engine before them."""
     states = {one["kind"]: one["state"] for one in workers}
-    if not all(states.get(KIND_NAMES[kind]) == "dead" for kind in living):
-        return ""
-    return "its processes are not visible here, so their state is unknown: run this in the engine's pid namespace (docs/containers.md)"
+    return all(states.get(KIND_NAMES[kind]) == "dead" for kind in living)
 
 
 def _needed_and_dead(memory: EngineMemory, workers: Sequence[dict[str, Any]]) -> list[str]:
@@ -398,6 +397,8 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     blocked_reasons = _blocked_reasons(memory)
     workers = [_worker(control.workers[kind], kind, kind in living) | {"blocked_reason": blocked_reasons[kind]}
                for kind in range(len(KIND_NAMES))]
+    if _all_dead(workers, living) and any(kind_holder(store, kind) is not None for kind in living):
+        raise EngineUnavailableError("its shared memory is that of an engine that was killed")
     positions = {"min": native.load_position(control.min_offset)}
     positions |= {name: native.load_position(getattr(control, name)) for name in POSITIONS}
     sessions = _sessions(control)

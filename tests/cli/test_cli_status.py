@@ -320,6 +320,15 @@ def test_a_lock_of_another_container_is_a_brokers_too(golden, monkeypatch):
     assert run("start", store.root).code == 5
 
 
+def test_what_a_killed_engine_left_is_not_judged_while_the_next_start_recovers(owner):
+    """This process has the lock of a supervisor; the one that shared memory names, with a text of its own, has ended."""
+    owner.publish()
+    native.store(owner.worker(native.SUPERVISOR), "pid", 2**22 - 1)
+    native.write_blocked_reason(owner.memory.blocked_reasons, native.SUPERVISOR, "the worker could not be started")
+    document = status(owner)
+    assert (document["verdict"], document["state"]) == ("recovering", "recovering") and "recovering it or starting" in document["summary"]
+
+
 @pytest.mark.root
 def test_from_another_pid_namespace_status_and_stop_say_where_to_run_them(make_engine):
     engine = make_engine()
