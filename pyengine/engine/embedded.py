@@ -182,7 +182,10 @@ class Engine(arguments.AsyncBlock):
         elif not self._is_up and not living_kinds(self.path):
             how = "start() it, or connect inside its `with` block" if self._process is None else "it has ended: stop() it, then start()"
             raise EngineUnavailableError(f"the engine on {self.path} is stopped: {how}")
-        return connect(self.path, **options)
+        producer = connect(self.path, **options)
+        if self._shared:
+            weakref.finalize(producer, id, self).atexit = False  # the producer keeps this Engine: it may be all that a program keeps
+        return producer
 
     def open_store(self) -> LiveStoreReader:
         """Return as pyengine.open_store."""

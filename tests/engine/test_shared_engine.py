@@ -412,14 +412,17 @@ def test_a_removed_file_of_locks_costs_no_process_its_engine(root):
     wait_stopped(root)
 
 
-def test_a_dropped_engine_goes_on_until_this_process_starts_or_stops_another(root):
-    """As in a cell of a notebook that runs again, and in a program that keeps only its producer."""
+def test_an_engine_goes_on_for_a_kept_producer_and_otherwise_until_this_process_starts_or_stops_another(root):
+    """As in a program that keeps only its producer, and in a cell of a notebook that runs again."""
     producer = share(root).start().connect()
     gc.collect()
-    assert producer.put("T", b"one").ok and living_kinds(root)
+    with share(root) as engine:
+        assert engine.connect().put("T", b"one").ok
+    assert producer.put("T", b"two").ok and living_kinds(root)
     kept: list[tuple[int, int]] = []
     for _ in range(4):
         engine = share(root).start()
+        producer = engine.connect()
         kept.append((len(os.listdir("/proc/self/fd")), [thread.name for thread in threading.enumerate()].count("pyengine-sharing")))
     assert kept[1] == kept[2] == kept[3]
     producer.close()
