@@ -58,7 +58,7 @@ class PyengineBroker(AsyncBroker):
     async def startup(self) -> None:
         """Connect to the engine, for which this waits some seconds, and make the topic; then start taskiq's own parts."""
         if self._producer is None:
-            self._producer = await asyncio.to_thread(self._connect)
+            self._producer = await arguments.in_thread(self._connect, Producer.close)
         await super().startup()
 
     def _connect(self) -> Producer:

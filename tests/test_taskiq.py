@@ -22,7 +22,7 @@ from taskiq.kicker import AsyncKicker
 import pyengine
 import pyengine.taskiq
 from fix_cli import environment
-from fix_client import consumers_of, leave_cancelled
+from fix_client import Refusing, consumers_of, leave_cancelled
 from fix_golden import usual
 from fix_tasks import (
     assert_a_joining_member_waits_for,
@@ -267,6 +267,33 @@ def test_a_broker_can_be_started_again(task_store):  # noqa: F811
     asyncio.run(main())
     with pyengine.open_store(task_store) as store:
         eventually(lambda: sum(store.queue_end("taskiq-again", n) for n in range(8)) == 2, "both are dispatched")
+
+
+def test_a_startup_needs_no_thread_of_the_loop_and_one_that_is_cancelled_disconnects(task_store, monkeypatch):  # noqa: F811
+    producers, is_connected, may_go_on = [], threading.Event(), threading.Event()
+
+    def connect(store):
+        producers.append(pyengine.connect(store))
+        is_connected.set()
+        assert may_go_on.wait(scaled_timeout_s(30))
+        return producers[0]
+
+    async def main():
+        asyncio.get_running_loop().set_default_executor(Refusing())
+        starting = asyncio.create_task(PyengineBroker(task_store, topic="taskiq-cancelled").startup())
+        while not is_connected.is_set():
+            await asyncio.sleep(0)
+            if starting.done():
+                break
+        starting.cancel()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    monkeypatch.setattr(pyengine.taskiq, "connect", connect)
+    asyncio.run(main())
+    with pytest.raises(pyengine.UsageError, match="closed"):
+        producers[0].__enter__()
 
 
 def test_a_shutdown_that_is_cancelled_before_a_thread_is_free_disconnects(task_store, monkeypatch):  # noqa: F811
