@@ -454,7 +454,10 @@ def test_of_two_slaves_promoted_apart_one_takes_puts_and_the_operator_decides(ma
     second.start()
     assert put(second.root, b"alone") == [PutStatus.PUT_OK], "one that meets nobody is refused nothing"
     first.start()
-    assert put(first.root, b"x") == [PutStatus.SERVICE_NOT_AVAILABLE], "before its first put"
+    with pyengine.connect(first.root, refusals="return") as producer:
+        refused = producer.put("T", b"x")
+    assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE, "before its first put"
+    assert "or one of the same term goes on" in refused.reason
     shown = run("status", first.root, "--json").document
     told = f"{addresses[1]} is a master of the same term, so this one takes no puts"
     assert shown["verdict"] == "read-only" and told in shown["reason"] and "`pyengine promote --force`" in shown["reason"], shown

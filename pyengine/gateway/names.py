@@ -56,7 +56,7 @@ ORDER_MESSAGE_ENABLE = "orderMessageEnable"
 SETTINGS_BYTES_MAX = 2048       # of one update of the broker's or the name server's settings
 FLAG_UNIT, FLAG_UNIT_SUB = 1, 2  # bits of topicSysFlag (TopicSysFlag)
 OWN_GROUP_PREFIXES = ("CID_RMQ_SYS_", "CID_PYENGINE_")  # clients cannot change their offsets
-REPLACED = "a master of a higher term has replaced this one"
+REPLACED = "a master of a higher term has replaced this one, or one of the same term goes on"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SYSTEM_TOPICS = BROKERS_TOPICS | FORBIDDEN_TOPICS | {TRACE_TOPIC}
 SYSTEM_GROUPS = ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PULL",
@@ -291,7 +291,7 @@ class Names:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether this was a master, and one of a higher term has replaced it."""
+        """Whether this was a master, and another has replaced it."""
         noted = self.replication_state()
         return not self.is_of_slave and noted is not None and noted.is_fenced
 

@@ -233,7 +233,8 @@ class Registration:
             server.changed.clear()
             if self._offer is None:
                 if self._offered is not None:
-                    self._note(server, "a master of a higher term has taken this store's place, and clients must not find this one")
+                    self._note(server, "a master of a higher term has taken this store's place, or one of the same term goes on: "
+                                       "clients must not find this one")
                 await server.changed.wait()
                 continue
             try:

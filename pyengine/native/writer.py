@@ -57,8 +57,8 @@ REFUSALS: dict[int, str] = {
     lib.MS_REFUSED_UNWRITABLE: "a folder of the store cannot be written: mount it read-write or give the right back; puts are "
                                "accepted again by themselves (`pyengine status` names it)",
     lib.MS_REFUSED_SLAVE: "this store is a slave: put to its master",
-    lib.MS_REFUSED_FENCED: "a master of a higher term has taken this store's place: put to that one, and start this store as its "
-    "slave (`pyengine status` has the terms)",
+    lib.MS_REFUSED_FENCED: "a master of a higher term has taken this store's place, or one of the same term goes on: put to that one, and "
+    "start this store as its slave (`pyengine status` has the terms)",
     lib.MS_REFUSED_OFFSET: "raw records must begin where the log ends",
     lib.MS_REFUSED_RAW: "raw bytes must be whole records of their place, and come from the replicator of a slave",
     lib.MS_REFUSED_NO_SEGMENT: "no new segment is ready (the disk has no space for the log, or the allocator is down): "

@@ -103,7 +103,8 @@ def require_followable(master: Introduction, term: int) -> None:
     if master.term < term:
         raise HandshakeError(f"it is a master of term {master.term}, and this store has followed one of term {term}, which took its place")
     if master.is_fenced:
-        raise HandshakeError("a master of a higher term has taken its place: give ha_master_address that one's address")
+        raise HandshakeError("a master of a higher term has taken its place, or one of the same term goes on: give ha_master_address "
+                             "that one's address")
 
 
 class MasterHandshake:

@@ -392,7 +392,7 @@ class HAService(Service):
         if peer.is_master:
             connection.end("it was a master, and has received this one's term")
         elif self._notes.is_fenced:
-            connection.end("refused: a master of a higher term has taken this one's place")
+            connection.end("refused: another master has taken this one's place")
 
     def _check_term(self, address: str, peer: Introduction, *, is_asked: bool = False) -> None:
         """Compare the term of another store that has the secret, from either thread.
