@@ -180,7 +180,8 @@ def why_fenced(refused: int, root: str | os.PathLike[str]) -> str:
     noted = ReplicationStateFile(root).read().state
     if noted is not None and noted.second_master and noted.fenced_by <= noted.term:
         return second_master_sentence(noted.second_master)
-    return ("a master of a higher term has taken this store's place, so puts are refused: start it as that one's slave "
+    or_equal = "" if noted is not None and noted.is_fenced else ", or one of the same term goes on"  # its note is not written yet
+    return (f"a master of a higher term has taken this store's place{or_equal}, so puts are refused: start it as that one's slave "
             "(broker_role=SLAVE and ha_master_address=HOST:PORT)")
 
 

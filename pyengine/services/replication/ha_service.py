@@ -384,7 +384,8 @@ class HAService(Service):
         self._epoll.register(connected, _WATCHED)
 
     def _introduce(self) -> Introduction:
-        return Introduction(self._memory.store_uuid.bytes, self._notes.term, is_master=True, is_fenced=self._notes.is_fenced)
+        refused = native.load(self._control.state, "refuse_puts") & native.REFUSE_FENCED  # its note may not be written yet
+        return Introduction(self._memory.store_uuid.bytes, self._notes.term, True, self._notes.is_fenced or refused != 0)
 
     def _check_peer(self, connection: HAConnection, peer: Introduction) -> None:
         """Judge a peer that has proven the secret: a slave may follow; a master of a higher term replaces this one."""

@@ -16,6 +16,7 @@ import pytest
 from fix_owner import woken_asleep
 from fix_slave import SealedSlave, WireSlave, call_of, secret_file
 from fix_writer import PlainWriter
+from pyengine.cli.engine_status import why_fenced
 from pyengine.engine.kinds import WorkerExit
 from pyengine.errors import EngineUnavailableError
 from pyengine.formats import ha_wire
@@ -907,6 +908,17 @@ def test_a_master_that_was_killed_before_it_noted_who_is_above_it_is_noted_by_th
     peer = rig.sealed_slave(call_of(secret, Introduction(b"x" * 16, 3, is_master=True)))
     rig.slaves.remove(peer)
     rig.until(lambda: ReplicationStateFile(rig.owner.root).read().state.fenced_by == 3, "the note is made after all")
+    peer.close()
+
+
+def test_a_master_whose_note_of_another_was_lost_still_says_that_it_takes_no_puts(make_rig, secret):
+    """Or that one would yield to it, and none of the two would take puts."""
+    rig = make_rig(ha_secret_file=secret)
+    native.refuse_puts(rig.owner.control, native.REFUSE_FENCED)  # the predecessor came as far as that
+    peer = rig.sealed_slave(call_of(secret, Introduction(b"x" * 16, 0, is_master=True)))
+    rig.slaves.remove(peer)
+    assert peer.link.peer.is_fenced
+    assert "of a higher term has taken this store's place, or one of the same term" in why_fenced(native.REFUSE_FENCED, rig.owner.root)
     peer.close()
 
 
