@@ -195,11 +195,12 @@ class Exposition:
         live = live_status(self._root)
         if live is None:
             return False, self.health()[1]
+        document = live[0]
         try:
-            load_config(self._root, self._settings)
+            if document["broker"] is None:  # a gateway's clients need no file
+                load_config(self._root, self._settings)
         except ConfigError as error:
             return False, f"no program can connect: {error}"
-        document = live[0]
         if Verdict(document["verdict"]).is_trouble or document["takes_puts"]:
             return document["takes_puts"] and not Verdict(document["verdict"]).is_trouble, _sentence(document)
         if document["role"] == SLAVE:

@@ -451,7 +451,8 @@ def difference_from_file(root: str | os.PathLike[str], running: EngineConfig) ->
     try:
         from_file = read_file(config_path(root))
     except ConfigError as error:
-        return f"no program can connect, and the next start will be refused: {error}"
+        kept_out = "Python program" if running.gateway_enable else "program"
+        return f"no {kept_out} can connect, and the next start will be refused: {error}"
     differing = []
     for name, row in SETTINGS.items():
         origin, runs = running.origins.get(name, DEFAULT), getattr(running, name)

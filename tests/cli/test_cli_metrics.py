@@ -313,6 +313,12 @@ def test_it_is_not_ready_and_its_broker_takes_no_puts_while_no_gateway_runs(make
 
     with answering(engine.root) as url:
         eventually(lambda: told(url) == (200, 1), "it is ready")
+        path = config_path(engine.root)
+        was = path.read_text()
+        path.write_text(was + "put_timeout_ms = 7s\n")
+        assert told(url) == (200, 1)  # its clients put; a Python program cannot
+        assert "no Python program can connect, and the next start will be refused" in run("status", engine.root).stdout
+        path.write_text(was)
         engine.kill("supervisor")
         engine.kill("gateway")
         eventually(lambda: told(url) == (503, 0), "no gateway runs")
