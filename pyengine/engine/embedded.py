@@ -155,25 +155,23 @@ class Engine(arguments.AsyncBlock):
         process = self._process
         if process is None:
             return
-        _request_stop(process)
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise _still_stopping(self.path, process.pid, timeout_s) from None
-        self._process = None
-        store, self._store = self._store, None
-        try:
-            if code not in (ExitCode.OK, ExitCode.DEGRADED):
-                loss = store.loss() if store else None
-                if not loss and (living := living_kinds(self.path)) and native.SUPERVISOR not in living:
-                    _stop(self.path, None, timeout_s)
-                    raise EngineError(f"the supervisor of {self.path} ended before its workers (exit code {code}), which have been stopped "
-                                      "in order")
-                raise EngineError(f"the engine on {self.path} " + (f"has ended: {loss.sentence}" if loss else
-                                  f"could not stop in order (exit code {code}): {_last_log_lines(self.path)}; the next start recovers it"))
-        finally:
-            if store is not None:
-                store.close()
+        with _told(self.path) as why:
+            _request_stop(process)
+            try:
+                code = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise _still_stopping(self.path, process.pid, timeout_s) from None
+            self._process = None
+            store, self._store = self._store, None
+            with contextlib.nullcontext() if store is None else contextlib.closing(store):
+                if code not in (ExitCode.OK, ExitCode.DEGRADED):
+                    loss = store.loss() if store else None
+                    if not loss and (living := living_kinds(self.path)) and native.SUPERVISOR not in living:
+                        _stop(self.path, None, timeout_s)
+                        raise EngineError(f"the supervisor of {self.path} ended before its workers (exit code {code}), which have been "
+                                          "stopped in order")
+                    raise EngineError(f"the engine on {self.path} " + (f"has ended: {loss.sentence}" if loss else
+                                      f"could not stop in order (exit code {code}): {why()}; the next start recovers it"))
 
     def connect(self, **options: Unpack[ConnectOptions]) -> Producer:
         """Return as pyengine.connect, at once: EngineUnavailableError while this Engine is stopped, unless another one runs."""
@@ -397,7 +395,7 @@ class _SharedEngine:
         if self._keeper is not None:
             self._keeper.join(timeout_s)
         store = self._store
-        with contextlib.nullcontext() if store is None else contextlib.closing(store):
+        with contextlib.nullcontext() if store is None else contextlib.closing(store), _told(self._root) as why:
             try:
                 living = living_kinds(self._root)
                 if native.SUPERVISOR in living:
@@ -408,9 +406,9 @@ class _SharedEngine:
                 self._lock.leave()
                 self.is_joined, self._store = False, None
                 self._forked()
-            self._wait_for_end(deadline_s, timeout_s, store)
+            self._wait_for_end(deadline_s, timeout_s, store, why)
 
-    def _wait_for_end(self, deadline_s: float, timeout_s: float, store: HeldStore | None) -> None:
+    def _wait_for_end(self, deadline_s: float, timeout_s: float, store: HeldStore | None, why: Callable[[], str]) -> None:
         """Wait until the engine has stopped, or another process uses it."""
         if not self._ends_with_users:
             return
@@ -425,8 +423,7 @@ class _SharedEngine:
         if loss:
             raise EngineError(f"the engine on {self._root} has ended: {loss.sentence}")
         if is_unclean:
-            raise EngineError(f"the engine on {self._root} did not stop in order: {_last_log_lines(self._root)}; the next start recovers "
-                              "it")
+            raise EngineError(f"the engine on {self._root} did not stop in order: {why()}; the next start recovers it")
 
 
 _dropped: set[_SharedEngine] = set()  # used until this process ends, or starts or stops another Engine on the same store
@@ -507,11 +504,7 @@ def stop_engine(root: str | os.PathLike[str], timeout_s: float = STOP_TIMEOUT_S)
 
 def _stop(root: Path, pid: int | None, timeout_s: float) -> None:
     """Stop the engine of this supervisor; None: that of workers without one, and no supervisor that has come since."""
-    log_bytes, reason = log_file.length(root), ""
-    with contextlib.ExitStack() as stack:
-        memory = None
-        with contextlib.suppress(EngineError):  # it has the reason, if the log cannot be written
-            memory = stack.enter_context(EngineMemory.of(root))
+    with _told(root) as why:
         if pid is not None:
             _signal_supervisor(root, pid, signal.SIGTERM, timeout_s)
         elif living_kinds(root):
@@ -521,13 +514,10 @@ def _stop(root: Path, pid: int | None, timeout_s: float) -> None:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 raise _still_stopping(root, process.pid, timeout_s) from None
-        if memory is not None:
-            reason = native.reason(memory.control)
-    why = _last_log_lines(root, log_bytes, reason)
-    if living := living_kinds(root):
-        raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {why}")
-    if (root / "abort").exists():
-        raise EngineError(f"the engine on {root} stopped, but not clean: {why}; the next start recovers it")
+        if living := living_kinds(root):
+            raise EngineError(f"the engine on {root} is not stopped: {name_processes(root, living)} live on: {why()}")
+        if (root / "abort").exists():
+            raise EngineError(f"the engine on {root} stopped, but not clean: {why()}; the next start recovers it")
 
 
 def end_supervisor(root: Path, asked: EngineConfig) -> None:
@@ -703,9 +693,20 @@ def _wait_until_ready(root: Path, process: subprocess.Popen[bytes], reading: int
                     return dict(document["ready"])
 
 
-def _last_log_lines(root: Path, since: int = 0, otherwise: str = "") -> str:
-    """Return the last lines of the log after its length `since`; `otherwise` if there is none."""
-    return " | ".join(line.partition("] ")[2] or line for line in log_file.last_lines(root, 3, since)) or otherwise or "no log"
+@contextlib.contextmanager
+def _told(root: Path) -> Iterator[Callable[[], str]]:
+    """Yield a function that returns what an engine that stops has said of it: lines of its log, otherwise the reason in its memory."""
+    since, memory = 0, None  # the whole log, if it has ended before
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(EngineError):
+            since = log_file.length(root) if read_holder(root).kind == "engine" else 0
+            memory = stack.enter_context(EngineMemory.of(root))
+
+        def told() -> str:
+            lines = [line.partition("] ")[2] or line for line in log_file.last_lines(root, 3, since)]
+            return " | ".join(lines) or (native.reason(memory.control) if memory is not None else "") or "no log"
+
+        yield told
 
 
 def _as_text(value: object) -> str:

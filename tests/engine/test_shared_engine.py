@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import random
+import resource
 import signal
 import stat
 import subprocess
@@ -428,6 +429,18 @@ def test_an_engine_goes_on_for_a_kept_producer_and_otherwise_until_this_process_
     producer.close()
     engine.stop()
     assert living_kinds(root) == [] and not (root / "abort").exists()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stop_that_cannot_write_its_log_tells_the_reason_and_no_line_of_before(root, engine, shared):
+    started = pyengine.Engine(root, shared=shared, **SMALL).start()
+    with engine.memory(writable=True) as memory:
+        native.freeze(memory.control, native.FLUSHER, 30, "the flusher could not make a segment durable")
+    for pid in engine.pids().values():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    with pytest.raises(EngineError, match="in order.*: the flusher could not make a segment durable; the next start recovers it"):
+        started.stop()
+    assert engine.log()
 
 
 def test_no_other_user_can_keep_the_engine_running(root):
