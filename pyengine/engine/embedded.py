@@ -437,7 +437,7 @@ def _drop(shared: _SharedEngine) -> None:
 def _leave_dropped(root: Path) -> None:
     """Leave what this process dropped without stop(), as a cell of a notebook does that runs again. Another Engine uses it still."""
     for each in _dropped.copy():
-        if each._root == root:
+        if os.path.realpath(each._root) == os.path.realpath(root):
             with contextlib.suppress(KeyError, EngineError, OSError):  # another thread leaves it, or it has ended
                 _dropped.remove(each)
                 each.leave(STOP_TIMEOUT_S)

@@ -431,6 +431,14 @@ def test_an_engine_goes_on_for_a_kept_producer_and_otherwise_until_this_process_
     assert living_kinds(root) == [] and not (root / "abort").exists()
 
 
+def test_a_dropped_engine_is_left_by_one_of_another_path_too(root, tmp_path):
+    share(root).start()
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    share(link).start().stop()
+    assert living_kinds(root) == []
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_stop_that_cannot_write_its_log_tells_the_reason_and_no_line_of_before(root, engine, shared):
     started = pyengine.Engine(root, shared=shared, **SMALL).start()
