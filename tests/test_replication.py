@@ -461,6 +461,7 @@ def test_of_two_slaves_promoted_apart_one_takes_puts_and_the_operator_decides(ma
     shown = run("status", first.root, "--json").document
     told = f"{addresses[1]} is a master of the same term, so this one takes no puts"
     assert shown["verdict"] == "read-only" and told in shown["reason"] and "`pyengine promote --force`" in shown["reason"], shown
+    assert "a copy for a drill" in shown["reason"], "which the force would make the only master"
     assert told in first.log()
     assert put(second.root, b"x") == [PutStatus.PUT_OK], "it goes on"
     first.stop()

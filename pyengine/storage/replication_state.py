@@ -54,7 +54,8 @@ class ReplicationState:
 def second_master_sentence(address: str) -> str:
     """Say why a master takes no puts, and what decides."""
     return (f"{address} is a master of the same term, so this one takes no puts: start it as that one's slave (broker_role=SLAVE and "
-            "ha_master_address=HOST:PORT), or stop it and make it the master again by `pyengine promote --force`")
+            "ha_master_address=HOST:PORT), or stop it and make it the master again by `pyengine promote --force`: then the other one takes "
+            "none. Instead restore a copy for a drill again, and start it with ha_peers= (empty)")
 
 
 class ReadState(NamedTuple):
