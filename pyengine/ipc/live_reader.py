@@ -144,8 +144,8 @@ class LiveWatermark:
             if is_engine and known is not None and not known.retired and known.folder.is_named(known.control_object):
                 return known
             self._memory = None
-            if self._store is not None and self._store.has_other_folders():
-                self._log.follow_folders()
+            if self._store is not None:  # what no engine has used may be half an edit
+                self._store.follow_settings(partial(self._log.follow_folders, may_lose=is_engine))
             if is_engine:
                 boot_id = read_boot_id()
                 with contextlib.suppress(EngineUnavailableError):  # another user's engine, or one that starts or stops

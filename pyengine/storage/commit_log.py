@@ -27,7 +27,7 @@ from typing import NamedTuple, NoReturn, Unpack, cast
 from pyengine.arguments import INT64_MAX
 from pyengine.errors import CorruptionError, DiskError, FormatError, StoreRefusedError
 from pyengine.formats.constants import MESSAGE_MAGIC, Readable
-from pyengine.formats.paths import Root, log_folders, recorded_log_folders, segment_name
+from pyengine.formats.paths import LogFolders, Root, log_folders, recorded_log_folders, segment_name
 from pyengine.formats.record import BEGIN, MAGIC_AT, CaseLabel, Message, WalkResult, decode_record, store_timestamp_ms, total_size
 from pyengine.native.flush import FOLIO_BYTES_MAX
 from pyengine.native.scan import Checks, ColumnScanner, RawBatch, classify, sync, walk
@@ -143,32 +143,58 @@ def log_exists(root: str | os.PathLike[str]) -> bool:
 
 
 class CommitLog(MappedFileQueue):
-    """The log of the store at `root`, followed in all its folders. Its `folder` is the first one."""
+    """The log of the store at `root`, followed in all its folders."""
 
     def __init__(self, root: str | os.PathLike[str], size_bytes: int, cache: MappingCache | None = None) -> None:
         """`cache`: by default one of its own, of few mappings."""
-        cache = cache or MappingCache(_MAPPINGS_MAX)
-        self._root, folders = root, log_folders(root).all
-        super().__init__(folders[0], size_bytes, cache, LENGTH_ADVICE)
-        self._further = [MappedFileQueue(folder, size_bytes, cache, LENGTH_ADVICE) for folder in folders[1:]]
-        self._folder_of: dict[int, str] = {}
+        self.size_bytes = size_bytes
+        self._cache = cache or MappingCache(_MAPPINGS_MAX)
+        self._queues = self._followed(log_folders(root))  # replaced as a whole: other threads read at any time
 
-    def follow_folders(self) -> None:
-        """Follow the folders that the log has by now."""
+    @property
+    def folder(self) -> str:  # type: ignore[override]
+        """The first folder."""
+        return self._queues[0].folder
+
+    def follow_folders(self, folders: LogFolders, *, may_lose: bool) -> bool:
+        """Follow the log into these folders and return True; unless it `may_lose` segments, False if they lack one that exists."""
+        queues = self._followed(folders)
+        try:
+            listed = {start for queue in queues for start in queue.starts()}
+        except (DiskError, StoreRefusedError):
+            if may_lose:
+                raise
+            return False
+        if not may_lose and not listed.issuperset(self.starts()):
+            return False
+        self._queues = queues
         self._cache.clear()
-        CommitLog.__init__(self, self._root, self.size_bytes, self._cache)
+        return True
+
+    def _followed(self, folders: LogFolders) -> tuple[MappedFileQueue, ...]:
+        return tuple(MappedFileQueue(folder, self.size_bytes, self._cache, LENGTH_ADVICE) for folder in folders.all)
 
     def starts(self) -> list[int]:
         """Return the start offsets, ascending; folders that have changed are listed again. Do not modify the list."""
-        starts = super().starts()
-        if not self._further:
-            return starts
-        self._folder_of = {start: further.folder for further in self._further for start in further.starts()}
-        return sorted({*starts, *self._folder_of})
+        first, *further = self._queues
+        starts = first.starts()
+        return sorted({*starts, *(start for queue in further for start in queue.starts())}) if further else starts
+
+    def start_of(self, offset: int) -> int | None:
+        """Return the start of the listed segment that contains `offset`, or None."""
+        for queue in self._queues:  # quicker than a generator
+            start = queue.start_of(offset)
+            if start is not None:
+                return start
+        return None
 
     def folder_of(self, start_offset: int) -> str:
         """Return the folder of the segment, the first one if it does not exist."""
-        return self._folder_of.get(start_offset, self.folder)
+        queues = self._queues
+        for queue in queues:
+            if queue.has_listed(start_offset):
+                return queue.folder
+        return queues[0].folder
 
     def open(self, start_offset: int) -> SegmentBytes:
         """Return the segment's bytes; FileNotFoundError if it does not exist any more."""

@@ -22,7 +22,7 @@ import stat
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -464,23 +464,27 @@ class HeldStore:
         """Note the identity of `lock`, these files and the log's folders for loss(), and hold the log's folders that are elsewhere."""
         folders = log_folders(self.root)
         held = {folder: self._held(folder) for folder in folders.all}
-        use_log_folders(self.root, LogFolders(tuple(held[folder] for folder in folders.writable),
-                                              tuple(held[folder] for folder in folders.read_only)))
+        use_log_folders(self.root, self._all_held(folders))
         self._recorded = folders if folders == recorded_log_folders(self.root) else None
         names = {self.root / name: self.name / name for name in (LOCK_NAME, *files)}
         names |= {held[folder]: self.name / folder.relative_to(self.root) if folder == held[folder] else folder for folder in folders.all
                   if folder != held[folder] or folder.is_relative_to(self.root)}
         self._watched = [(path, name, seen) for path, name in names.items() if (seen := _identity(path)) is not None]
 
-    def has_other_folders(self) -> bool:
-        """Whether the settings name other folders of the log than at the last watch(); then watch() them. False for given ones."""
+    def follow_settings(self, follow: Callable[[LogFolders], bool]) -> None:
+        """If the settings name other folders of the log than at the last watch(), and `follow` accepts them, watch() them.
+
+        It does not follow them from given ones.
+        """
         stamp = path_stamp(self._settings)
-        if stamp == self._stamp or self._recorded in (None, recorded_log_folders(self.root)):
+        if stamp == self._stamp or self._recorded is None or (recorded := recorded_log_folders(self.root)) == self._recorded:
             self._stamp = stamp
-            return False
-        use_log_folders(self.root, None)
-        self.watch()
-        return True
+        elif follow(self._all_held(recorded)):
+            use_log_folders(self.root, None)
+            self.watch()
+
+    def _all_held(self, folders: LogFolders) -> LogFolders:
+        return LogFolders(tuple(map(self._held, folders.writable)), tuple(map(self._held, folders.read_only)))
 
     def _held(self, folder: Path) -> Path:
         """Return the path of a folder of the log below a held folder; the folder itself if it is in the store or does not exist."""

@@ -248,6 +248,10 @@ class MappedFileQueue:
                 return None
         return starts[at]
 
+    def has_listed(self, start_offset: int) -> bool:
+        """Whether the segment was there at the last listing."""
+        return start_offset in self._inode_of
+
     def folder_of(self, start_offset: int) -> str:
         """Return the folder of the segment, whether or not it exists."""
         return self.folder

@@ -271,3 +271,35 @@ def test_a_log_folder_with_two_names_is_one(tmp_path, again, read_only):
         put_all(root, MESSAGES)
     assert run("check", root).code == 0
     assert {segment.path.parent.name for segment in list_log(root, SEGMENT)} == {"commitlog"}
+
+
+def test_a_read_goes_on_from_before_a_start_in_other_folders_to_after_it(tmp_path):
+    root = tmp_path / "store"
+    with pyengine.Engine(root, **SMALL):
+        put_all(root)
+    with pyengine.open_store(root) as store:
+        begun = [store.scan(), store.scan(["T"]), store.to_arrow(["T"])]
+        rows = [next(batches).num_rows for batches in begun]
+        with pyengine.Engine(root, store_path_commit_log="new", read_only_commit_log_store_paths=str(root / "commitlog")):
+            put_all(root, MESSAGES)
+            assert store.max_physical_offset("committed") > SEGMENT  # it meets the engine
+            rows = [first + sum(batch.num_rows for batch in batches) for first, batches in zip(rows, begun)]
+            assert rows == [MESSAGES] * 3 and len(list_log(root, SEGMENT)) > 8
+
+
+@pytest.mark.parametrize("edit", ["", 'store_path_commit_log = "other"\n', 'store_path_commit_log = "config"\n'])
+def test_a_reader_follows_no_edit_that_loses_segments_until_an_engine_uses_it(tmp_path, edit):
+    root = tmp_path / "store"
+    with pyengine.Engine(root, store_path_commit_log="a,b", **SMALL):
+        put_all(root)
+    settings = config_path(root)
+    with pyengine.open_store(root) as store:
+        kept = store.queue_range("T", 0), store.min_physical_offset
+        text = settings.read_text()
+        settings.write_text(edit)  # an editor is at work
+        assert (store.queue_range("T", 0), store.min_physical_offset) == kept
+        assert sum(batch.num_rows for batch in store.scan()) == MESSAGES
+        settings.write_text(text)
+        with pyengine.Engine(root, store_path_commit_log="c", read_only_commit_log_store_paths="a,b"):
+            put_all(root, MESSAGES)
+        assert sum(batch.num_rows for batch in store.scan()) == 2 * MESSAGES  # the reader has met no engine

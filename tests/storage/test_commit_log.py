@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,11 +10,20 @@ import pytest
 
 from fix_cli import changes, picture, run
 from fix_golden import compare_inspect
+from interrupting import interrupted_at_each_place
 from pyengine.errors import CorruptionError, ExitCode, StoreRefusedError
-from pyengine.formats.paths import LogFolders, StorePaths, log_folders, set_log_folders, use_log_folders, without_log_folders
+from pyengine.formats.paths import (
+    LogFolders,
+    StorePaths,
+    log_folders,
+    segment_name,
+    set_log_folders,
+    use_log_folders,
+    without_log_folders,
+)
 from pyengine.storage import commit_log
 from pyengine.storage.check.check import check
-from pyengine.storage.commit_log import list_log, new_segment_folder
+from pyengine.storage.commit_log import CommitLog, list_log, new_segment_folder
 from pyengine.storage.config import config_path, load_config, record_sizes
 from pyengine.storage.engine_id import ensure_engine_id
 from pyengine.storage.inspect import inspect
@@ -74,6 +84,30 @@ def spread(store, tmp_path, *, kept: bool):
         record_sizes(store.root, config)
         set_log_folders(store.root, *settings.values())
     return settings
+
+
+def test_a_log_that_is_followed_into_other_folders_is_whole_at_each_place_of_a_read(tmp_path):
+    for number in range(4):
+        path = tmp_path / "ab"[number % 2] / segment_name(number * 4096)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes([number]) * 4096)
+    (tmp_path / "all").mkdir()
+    for path in [*tmp_path.glob("[ab]/*")]:
+        os.link(path, tmp_path / "all" / path.name)
+    spread, one = LogFolders((tmp_path / "b", tmp_path / "a")), LogFolders((tmp_path / "all",))
+    for before, after in ((one, spread), (spread, one)):
+        use_log_folders(tmp_path, before)
+        log = CommitLog(tmp_path, 4096)
+        reads = []
+
+        def read(log=log, reads=reads) -> None:
+            starts = [*log.starts()]
+            reads.append((starts, [log.start_of(start + 1) for start in starts], [log.view(start)[0] for start in starts]))
+
+        for _ in interrupted_at_each_place(read, lambda log=log, after=after: log.follow_folders(after, may_lose=True)):
+            log.follow_folders(before, may_lose=True)
+        starts = [0, 4096, 8192, 12288]
+        assert len(reads) > 20 and all(each == (starts, starts, [0, 1, 2, 3]) for each in reads)
 
 
 @pytest.mark.parametrize("kept", [True, False])
