@@ -89,22 +89,24 @@ def list_complete_log(root: str | os.PathLike[str], size_bytes: int, *, accept_l
     return segments
 
 
-def missing_part(root: str | os.PathLike[str], segments: Sequence[MappedFile], size_bytes: int, *, is_running: bool = False) -> str:
+def missing_part(root: str | os.PathLike[str], segments: Sequence[MappedFile], size_bytes: int, *, is_running: bool = False,
+                 is_noted: bool = True) -> str:
     """Return a sentence as missing_folder(), or about a segment between others that none of several folders has; "" if there is none."""
     folders = log_folders(root).all
     if len(folders) == 1:
         return ""
-    missing = missing_folder(root, segments, is_running=is_running)
+    missing = missing_folder(root, segments, is_running=is_running, is_noted=is_noted)
     gaps = [end for before, after in itertools.pairwise(segments) if (end := before.start_offset + size_bytes) != after.start_offset]
     if missing or is_running or not gaps:  # what runs may just make or delete a segment
         return missing
     return f"the log's segment {segment_name(gaps[0])} is in none of its folders ({', '.join(map(str, folders))}; is a disk not mounted?)"
 
 
-def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile], *, is_running: bool = False) -> str:
+def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile], *, is_running: bool = False, is_noted: bool = True) -> str:
     """Return a sentence about a folder of the log that does not exist or is empty and may have segments besides these; "" if there is none.
 
-    What runs (`is_running`) may not use a writable one yet.
+    What runs (`is_running`) may not use a writable one yet. A broker does not note where the log begins when it deletes segments, so
+    beside one the note says nothing (`is_noted` is False).
     """
     folders = log_folders(root)
     needed = folders.read_only
@@ -113,7 +115,7 @@ def missing_folder(root: str | os.PathLike[str], segments: Sequence[MappedFile],
     gone = [folder for folder in folders.all if folder in needed and not folder.is_dir()]
     if not gone:
         empty = {*folders.all}.difference(segment.path.parent for segment in segments)
-        begin = LOG_BEGIN.read(root).record if empty and segments else None
+        begin = LOG_BEGIN.read(root).record if is_noted and empty and segments else None
         if begin is None or segments[0].start_offset <= begin:
             return ""
         return (f"the log began at {begin:,} and now begins at {segments[0].start_offset:,}, and {', '.join(sorted(map(str, empty)))} "

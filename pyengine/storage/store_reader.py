@@ -467,7 +467,8 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
         """Return a sentence about a part of the log that seems to be on a disk that is not mounted; "" if there is none."""
         log = self.commit_log
         segments = [MappedFile(Path(log.path(start)), start) for start in log.starts()]
-        return missing_part(self.root, segments, log.size_bytes, is_running=store_use(self.root) is not StoreUse.CLOSED)
+        use = store_use(self.root)
+        return missing_part(self.root, segments, log.size_bytes, is_running=use is not StoreUse.CLOSED, is_noted=use is not StoreUse.OTHER)
 
     def _find_named(self, chosen: _Chosen, choose: ChooseQueue, segments: Sequence[int], begin: int, limit: int, dispatched: int
                     ) -> NamedRecords | None:

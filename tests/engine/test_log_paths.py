@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 import pyengine
+from broker_lock import held_by_a_broker
 from fix_cli import changes, command_line, environment, picture, run
 from fix_engine import MODES
 from fix_golden import usual
@@ -271,6 +272,23 @@ def test_a_log_folder_with_two_names_is_one(tmp_path, again, read_only):
         put_all(root, MESSAGES)
     assert run("check", root).code == 0
     assert {segment.path.parent.name for segment in list_log(root, SEGMENT)} == {"commitlog"}
+
+
+def test_a_log_is_read_beside_a_broker_that_has_deleted_what_one_of_its_folders_had(tmp_path):
+    root = tmp_path / "store"
+    with pyengine.Engine(root, **SMALL):
+        put_all(root)
+    with pyengine.Engine(root, store_path_commit_log="new", read_only_commit_log_store_paths=str(root / "commitlog")):
+        put_all(root, MESSAGES)
+    with held_by_a_broker(root):
+        for path in (root / "commitlog").iterdir():
+            path.unlink()
+        with pyengine.open_store(root) as store:
+            rows = sum(batch.num_rows for batch in store.scan(level="committed"))
+            assert 0 < rows == len(read_all(root)) <= MESSAGES
+        assert "the log began" not in run("check", root).stdout
+    with pyengine.open_store(root) as store, pytest.raises(CorruptionError, match="the log began at 0"):
+        store.scan()
 
 
 def test_a_read_goes_on_from_before_a_start_in_other_folders_to_after_it(tmp_path):

@@ -94,7 +94,7 @@ def check(
     if beside:
         report.info("broker", "lock", None, f"{beside} has the store open: this check covers the log up to {log.end:,}, with its "
                                               "queues and keys, that its checkpoint has flushed; later records are not checked")
-    if missing := missing_folder(store.root, segments, is_running=is_running):
+    if missing := missing_folder(store.root, segments, is_running=is_running, is_noted=not beside):
         report.error("gap", "", None, missing)
     copied, is_refused = copied_note(store, reading, options)
     if is_refused:
