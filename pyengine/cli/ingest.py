@@ -408,6 +408,7 @@ def produce(job: Job, report: Callable[[Tally], None]) -> Tally:
         acked = stack.enter_context(AckedList(job.acked)) if job.acked else None
         producer = stack.enter_context(connect(
             job.store, ring_bytes=None, timeout_s=CONNECT_TIMEOUT_S, refusals="return", **keywords(job.settings)))
+        producer._is_copy = job.format == "jsonl"  # of `tail --json`
         _enter_topic(job)
         work = _Work(producer, job, tally, report, acked)
         for name, first_line, lines in _inputs(job):

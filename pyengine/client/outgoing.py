@@ -284,21 +284,24 @@ def _key(word: str) -> str:
 
 
 def properties_text(tags: str | None, keys: str | Iterable[str] | None, properties: Mapping[str, str] | None,
-                    unique_key: str | None = None) -> str:
-    """Return the property text, user properties first, in their order; RefusedError if a part of it is illegal."""
+                    unique_key: str | None = None, *, is_copy: bool = False) -> str:
+    """Return the property text, user properties first, in their order; RefusedError if a part of it is illegal.
+
+    A copy (`is_copy`) of a stored message has its tag, perhaps with ||, which RocketMQ's clients may send, and keys with blanks.
+    """
     pieces = []
     if properties:
         pieces += [_user_property(name, value) for name, value in arguments.mapping(properties, "properties").items()]
     if keys is not None:
         if not isinstance(keys, str):
             arguments.several(keys, "keys", "str or an iterable of str")
-        words = keys if isinstance(keys, str) else " ".join(map(_key, keys))
+        words = keys if isinstance(keys, str) else " ".join(keys if is_copy else map(_key, keys))
         if words:
             pieces.append(property_text(constants.PROPERTY_KEYS, words, "keys"))
     if unique_key is not None:
         pieces.append(property_text(constants.PROPERTY_UNIQ_KEY, unique_key, "unique_key"))
     if tags:
-        if TAG_SEPARATOR in arguments.text(tags, "tags"):
+        if TAG_SEPARATOR in arguments.text(tags, "tags") and not is_copy:
             raise RefusedError(f"tags is {tags!r}: a message has one tag, which no consumer can name with || in it; give one without")
         pieces.append(property_text(constants.PROPERTY_TAGS, tags, "tags"))
     return constants.PROPERTY_SEPARATOR.join(pieces)

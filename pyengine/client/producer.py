@@ -164,12 +164,14 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     # put, put_many and put_async are ProducerFront's (csrc/front/producer_front.c): they handle the common case in C,
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
-    __slots__ = ("_topics", "_tags", "_group_transactions", "_first_puts", "_delayed_cancels", "_calling", "_calls", "__weakref__")
+    __slots__ = ("_topics", "_tags", "_group_transactions", "_first_puts", "_delayed_cancels", "_calling", "_calls", "_is_copy",
+                 "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], config: EngineConfig, *, refusals: Refusals = "raise") -> None:
         # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
+        self._is_copy = False  # whether it puts what a store has had: see properties_text()
         self._begin()
         super().__init__(Submitter(open_session, config, refusals == "raise"))
         arguments.after_fork(self)
@@ -432,7 +434,8 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
         """Return a message of a transaction, with TRAN_MSG and the properties `more`; RefusedError as of put()."""
         self._topic_bytes(message.topic)
         choose = self._queue_chooser(message)
-        pieces = [outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key)]
+        pieces = [outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key,
+                                           is_copy=self._is_copy)]
         pieces += [outgoing.property_text(name, value, name)
                    for name, value in ({constants.PROPERTY_TRANSACTION_PREPARED: "true"} | more).items()]
         body = outgoing.body_bytes(message.body)
@@ -595,7 +598,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
                 each = each if isinstance(each, BatchMessage) else BatchMessage(each)
                 body = each.body if type(each.body) is bytes else outgoing.body_bytes(each.body, one.name())
                 has_own = each.delay_level or each.deliver_at is not None
-                texts.append(outgoing.properties_text(each.tags, each.keys, each.properties))
+                texts.append(outgoing.properties_text(each.tags, each.keys, each.properties, is_copy=self._is_copy))
                 delays.append(Delay.of(each.delay_level, each.deliver_at) if has_own else delay)
                 members.append((body, each.flag))
         if not members:
@@ -715,7 +718,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
 
     def _properties(self, message: OutgoingMessage) -> bytes:
         data = outgoing.properties_bytes(
-            outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key))
+            outgoing.properties_text(message.tags, message.keys, message.properties, message.unique_key, is_copy=self._is_copy))
         if message.is_plain:
             _remember(self._tags, message.tags, data)
         return data

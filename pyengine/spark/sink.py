@@ -503,6 +503,7 @@ class _Attempt:
     def _connected(self) -> Producer:
         if self._producer is None:
             self._producer = _connect(self._path)
+            self._producer._is_copy = True
         return self._producer
 
 

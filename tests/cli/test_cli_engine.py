@@ -155,6 +155,19 @@ def test_json_lines_and_standard_input(engine, tmp_path):
     assert (ran.code, ran.document["acked"], ran.document["acked_missing"]) == (0, 700, 0)
 
 
+def test_a_tag_that_no_program_may_put_goes_through_tail_and_ingest(engine):
+    one = engine()
+    with pyengine.connect(one.root) as producer, pyengine.open_store(one.root) as store:
+        producer.put_raw(pyengine.RawMessage("T", b"x", properties_text="TAGS\x01a||b\x02KEYS\x01k l"))
+        assert store.wait_for_message("T", 0, 0, scaled_timeout_s(30))
+        printed = run("tail", one.root, "--topic", "T", "--from", "first", "--no-follow", "--json").stdout
+        ran = run("ingest", one.root, "--topic", "copy", "--format", "jsonl", "-", stdin=printed)
+        assert ran.code == 0, ran
+        assert store.wait_for_message("copy", 0, 0, scaled_timeout_s(30))
+        copy, = store.get_message("copy", 0, 0).messages
+    assert (copy.tags, copy.keys) == ("a||b", "k l")
+
+
 def test_a_message_that_goes_through_tail_and_ingest_is_not_put_once_again(engine):
     one = engine()
     with pyengine.connect(one.root) as producer:

@@ -103,7 +103,7 @@ def test_each_column_becomes_its_part_of_the_message(sink_store, topic):
                         ("offset", pa.int64())])
     rows = [
         (topic, "one", 3, b"by key", None, "red", [{"key": "a", "value": b"x"}, {"key": "b", "value": "\u00e9".encode()}], None, 7),
-        (topic, None, 3, b"not this", ["k1", None, "k2"], None, None, 0, 8),
+        (topic, None, 3, b"not this", ["k1", None, "k2"], "a||b", None, 0, 8),
         (None, "elsewhere", None, None, None, "", [], None, 9),
         (topic, "later", 3, None, None, None, None, 2, 10),
     ]
@@ -115,7 +115,7 @@ def test_each_column_becomes_its_part_of_the_message(sink_store, topic):
     assert (done.query, done.batch, done.rows, done.put, done.is_committed) == (query, 5, 4, 4, False)
     first, second = messages(sink_store, topic, 3)
     assert (first.body, first.keys, first.tags, first.properties["a"], first.properties["b"]) == (b"one", "by key", "red", "x", "é")
-    assert (second.body, second.keys, second.tags) == (b"", "k1 k2", None)
+    assert (second.body, second.keys, second.tags) == (b"", "k1 k2", "a||b")
     assert [message.properties[PROPERTY].rsplit(":", 1)[0] for message in (first, second)] == [f"{query}:5:2:0", f"{query}:5:2:1"]
     assert [message.body for message in messages(sink_store, f"{topic}-else")] == [b"elsewhere"]
     assert [message.body for message in messages(sink_store, "SCHEDULE_TOPIC_XXXX", 1)
