@@ -302,7 +302,7 @@ def properties_text(tags: str | None, keys: str | Iterable[str] | None, properti
         pieces.append(property_text(constants.PROPERTY_UNIQ_KEY, unique_key, "unique_key"))
     if tags:
         if TAG_SEPARATOR in arguments.text(tags, "tags") and not is_copy:
-            raise RefusedError(f"tags is {tags!r}: a message has one tag, which no consumer can name with || in it; give one without")
+            raise RefusedError(f"tags is {tags!r}: a message has one tag, and tags= cannot name one with ||: give one without")
         pieces.append(property_text(constants.PROPERTY_TAGS, tags, "tags"))
     return constants.PROPERTY_SEPARATOR.join(pieces)
 
