@@ -156,7 +156,7 @@ def disk_error(error: OSError, doing: str, path: object, advice: str = "") -> Di
     """The DiskError that says "cannot `doing` `path`", why, and `advice`; a DiskFullError where the disk is full."""
     is_full = error.errno in (codes.ENOSPC, codes.EDQUOT)
     usual = "; make room on that disk" if is_full else ""
-    if error.errno in (codes.EMFILE, codes.ENFILE):
+    if error.errno == codes.EMFILE:
         usual = "; raise the limit of open files (ulimit -n, LimitNOFILE)"
     kind = DiskFullError if is_full else DiskError
     return kind(f"cannot {doing} {path}: {error.strerror or error}{advice or usual}", errno=error.errno or 0, path=str(path))

@@ -241,6 +241,24 @@ def test_a_message_that_no_actor_began_with_does_not_count_as_delivered(own):
     broker.close()
 
 
+def test_a_message_that_no_actor_began_with_is_taken_again_though_no_other_comes(own):
+    broker = broker_of(own)
+    broker.enqueue(message("work", "retried"))
+    with pyengine.consume(own.store, own.topic, group=own.topic, auto_commit=False) as member:  # its group has a retry topic from now on
+        for end in (lambda stored: member.retry(stored, delay_s=0.0), lambda _: member.commit()):
+            (stored,) = member.pull(1, timeout_s=scaled_timeout_s(30))
+            end(stored)
+    consumer = broker.consume("default", prefetch=4, timeout=100)
+    broker.enqueue(message("work", "prefetched"))
+    prefetched = eventually(lambda: next(consumer), "it comes")
+    for _ in range(2):
+        assert next(consumer) is None
+        consumer.requeue([prefetched])
+        prefetched = eventually(lambda: next(consumer), "it comes again", 5)
+    consumer.close()
+    broker.close()
+
+
 def test_a_joining_worker_gets_no_queue_of_a_message_that_runs(own, monkeypatch):
     broker = PyengineBroker(own.store, namespace=own.topic.removesuffix("-default"), queues=2)
     broker.declare_queue("default")

@@ -726,6 +726,8 @@ class Consumer:
                 elif held is not None:
                     first = min(message.queue_offset for message in mine)
                     held.restore(first, first, min(first, held.done), {})
+                self._quiet = None
+        self._stir()
 
     # -- acknowledge, seek, report ------------------------------------------------
 
@@ -1008,7 +1010,7 @@ class Consumer:
             self._is_closed = True
             self._held.clear()
             self._empty.clear()
-            self._kept_in = None
+            self._quiet = self._kept_in = None
             if self._is_outer:
                 _pulse.remove(self)
             self._free()
@@ -1171,6 +1173,7 @@ class Consumer:
                 for held, was in before:
                     held.restore(*was)
                 messages.clear()
+                self._quiet = None  # a signal handler's own pull has looked after these
                 raise
 
     def _next_shared(self, session: SharedSession, max_messages: int, call: Call) -> tuple[list[Message], bool]:
@@ -1759,6 +1762,7 @@ class Consumer:
 
     def _await_comparison(self) -> None:
         self._empty.clear()  # looks into the memory of an ended engine would end each wait at once
+        self._quiet = None
         self._is_due.set()
 
     def _follow_history(self) -> None:
