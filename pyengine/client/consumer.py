@@ -716,7 +716,9 @@ class Consumer:
         for consumer, its in self._split(messages).items():
             consumer._take_own_back(its)
 
-    def _take_own_back(self, messages: Iterable[Message]) -> None:
+    def _take_own_back(self, messages: Collection[Message]) -> None:
+        if not messages:
+            return
         for queue_id in {message.queue_id for message in messages}:
             mine = [message for message in messages if message.queue_id == queue_id]
             with self._state:
@@ -1076,9 +1078,10 @@ class Consumer:
 
     def _is_quiet(self, stirs: int, memory: EngineMemory | None, ends: Any) -> bool:
         """Whether nothing has come since a look that found nothing: it need not be asked."""
-        if self._quiet is None or self._quiet[0] != stirs:
+        quiet = self._quiet
+        if quiet is None or quiet[0] != stirs:
             return False
-        for look in self._quiet[1]:
+        for look in quiet[1]:
             if look is None or look.memory is not memory or ends[look.queue.slot] > look.queue.end:
                 return False
         return True

@@ -118,7 +118,7 @@ def has_arrived(control: ms_control, queue: Awaited) -> bool:
 
 
 def arrived_ends(control: ms_control) -> Array[int]:
-    """Return by slot what only a queue that has_arrived() has above its `end`: for many queues, without a call for each."""
+    """Return by slot what each queue that has_arrived() has above its `end`: for many queues, without a call for each."""
     return control.arrivals.end
 
 

@@ -637,6 +637,28 @@ def test_a_pull_asks_no_topic_again_that_had_no_message(engine, names, many, con
     assert stored(engine, many[7], names[1]) == {0: 21}
 
 
+def test_a_cancelled_pull_lets_no_topic_be_asked_again_that_had_no_message(engine, names, many, consume, monkeypatch):
+    consumer = consume(re.compile(f"{names[0]}-.*"))
+    pull(consumer, 200)
+    assert consumer.pull(timeout_s=0) == []
+    put(engine, many[7], b"last")
+    pull(consumer)
+    asked, holds = [], GroupSession.holds
+
+    async def cancelled_pull():
+        asking = asyncio.create_task(consumer.pull_async(timeout_s=None))
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupSession, "holds", lambda session, claim: asked.append(session) or holds(session, claim))
+        for _ in range(5):
+            asyncio.run(cancelled_pull())
+    assert len(asked) < 600
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_handler_that_is_to_stop_joins_no_more_topics(engine, names, many, joined, sharing, is_async):
     topics = joined(sharing, lambda topics: len(topics) == 5 and stop.set())
