@@ -43,7 +43,7 @@ from pyengine.ipc.sessions import no_room_reason
 from pyengine.ipc.shared_objects import KIND_NAMES, NAME_SERVERS, POPS, find_folder
 from pyengine.ipc.statistics import Statistics, read_statistics, schedule_offsets
 from pyengine.ipc.statistics import document as document_of
-from pyengine.ipc.store_lock import kind_holder, living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
+from pyengine.ipc.store_lock import living_kinds, read_holder, sentence_if_lost, sentence_if_unseen
 from pyengine.native import cleaning as native_cleaning
 from pyengine.native import control as native
 from pyengine.native.flush import monotonic_ns
@@ -398,7 +398,7 @@ def _live(store: MessageStore, memory: EngineMemory, living: list[int],
     blocked_reasons = _blocked_reasons(memory)
     workers = [_worker(control.workers[kind], kind, kind in living) | {"blocked_reason": blocked_reasons[kind]}
                for kind in range(len(KIND_NAMES))]
-    if _all_dead(workers, living) and any(kind_holder(store, kind) is not None for kind in living):
+    if read_holder(store).kind == "owner" and _all_dead(workers, living):  # a start, before it has its own
         raise EngineUnavailableError("its shared memory is that of an engine that was killed")
     positions = {"min": native.load_position(control.min_offset)}
     positions |= {name: native.load_position(getattr(control, name)) for name in POSITIONS}

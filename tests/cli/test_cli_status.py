@@ -323,10 +323,18 @@ def test_a_lock_of_another_container_is_a_brokers_too(golden, monkeypatch):
 def test_what_a_killed_engine_left_is_not_judged_while_the_next_start_recovers(owner):
     """This process has the lock of a supervisor; the one that shared memory names, with a text of its own, has ended."""
     owner.publish()
+    owner.lock.own()
     native.store(owner.worker(native.SUPERVISOR), "pid", 2**22 - 1)
     native.write_blocked_reason(owner.memory.blocked_reasons, native.SUPERVISOR, "the worker could not be started")
     document = status(owner)
     assert (document["verdict"], document["state"]) == ("recovering", "recovering") and "recovering it or starting" in document["summary"]
+
+
+def test_an_engine_whose_pids_are_those_of_a_container_shows_its_counters(owner):
+    owner.publish()
+    native.store(owner.worker(native.SUPERVISOR), "pid", 2**22 - 1)
+    document = status(owner)
+    assert document["state"] == "running" and "not visible here" in document["summary"]
 
 
 @pytest.mark.root
