@@ -165,13 +165,14 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
     # and call _put_any, _put_many_any or _put_async_any for all other cases.
 
     __slots__ = ("_topics", "_tags", "_group_transactions", "_first_puts", "_delayed_cancels", "_calling", "_calls", "_is_copy",
-                 "__weakref__")
+                 "_kept", "__weakref__")
 
     def __init__(self, open_session: Callable[[float | None], OpenSession], config: EngineConfig, *, refusals: Refusals = "raise") -> None:
         # open_session(limit_s) is called with None now, and later with the remaining seconds of a put.
         self._topics: dict[str, bytes] = {}
         self._tags: dict[str | None, bytes] = {None: b"", "": b""}
         self._is_copy = False  # whether it puts what a store has had: see properties_text()
+        self._kept: object = None  # until close(): the shared Engine that it came from
         self._begin()
         super().__init__(Submitter(open_session, config, refusals == "raise"))
         arguments.after_fork(self)
@@ -199,6 +200,7 @@ class Producer(ProducerFront, arguments.AsyncBlock, arguments.Closing):
             self._group_transactions.end_asking(threading.get_ident() not in [*self._calls.values()])
         self._puts.close()
         self._close_files()
+        self._kept = None
 
     @contextlib.contextmanager
     def _files(self, error: Callable[[str], Exception] = UsageError) -> Iterator[None]:

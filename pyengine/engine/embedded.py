@@ -182,7 +182,7 @@ class Engine(arguments.AsyncBlock):
             raise EngineUnavailableError(f"the engine on {self.path} is stopped: {how}")
         producer = connect(self.path, **options)
         if self._shared:
-            weakref.finalize(producer, id, self).atexit = False  # the producer keeps this Engine: it may be all that a program keeps
+            producer._kept = self  # it may be all that a program keeps
         return producer
 
     def open_store(self) -> LiveStoreReader:

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -429,6 +430,17 @@ def test_an_engine_goes_on_for_a_kept_producer_and_otherwise_until_this_process_
     producer.close()
     engine.stop()
     assert living_kinds(root) == [] and not (root / "abort").exists()
+
+
+def test_an_engine_that_has_its_producer_is_dropped_with_it(root):
+    engine = share(root).start()
+    engine.producer = engine.connect()
+    dropped = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert dropped() is None
+    share(root).start().stop()
+    assert living_kinds(root) == []
 
 
 def test_a_dropped_engine_is_left_by_one_of_another_path_too(root, tmp_path):
