@@ -361,7 +361,8 @@ class QueueStream(StreamOffsets):
             if entry is None or entry.physical_offset < end:
                 continue
             message = self._reader._message_below(entry.physical_offset, INT64_MAX)  # none for a wrong entry
-            if message is not None and (message.topic, message.queue_id, message.queue_offset) == (*key, begin - 1):
+            if message is not None and (message.size_bytes, message.topic, message.queue_id, message.queue_offset) == (
+                    entry.size_bytes, *key, begin - 1):
                 self._lost(f"queue {key[0]}/{key[1]} was deleted and made anew since the stream had read up to {begin}: begin with a new "
                            f"checkpoint, or give up its first {begin} messages")
 
