@@ -76,7 +76,7 @@ class Guarded(click.Command):
             code = super().main(arguments, prog_name, **extra)
             with output.to_its_end():
                 return int(code or ExitCode.OK)
-        except SystemExit:  # by click after a BrokenPipeError, in the middle of what it prints: the reader has what it wanted
+        except (BrokenPipeError, SystemExit):  # click's for one, in the middle of what it prints: the reader has what it wanted
             output.discard(sys.stdout)
             return ExitCode.OK
         except click.ClickException as error:
