@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 from pyengine.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    import asyncio
     from asyncio import AbstractEventLoop
     from concurrent.futures import Future
 
@@ -269,6 +270,14 @@ def own_thread(call: Callable[[], _Each]) -> Future[_Each]:
     return called
 
 
+def called(call: Callable[[], _Each]) -> asyncio.Future[_Each]:
+    """Await what the call returns in a thread of its own, which goes on if the wait is cancelled."""
+    import asyncio  # as of running_loop()
+
+    loop = event_loop()
+    return asyncio.wrap_future(own_thread(call), loop=loop)
+
+
 async def in_thread(call: Callable[[], _Each], undo: Callable[[_Each], object] = lambda result: None) -> _Each:
     """Return what the call returns; if the task is cancelled meanwhile, once or more, wait for the end of the call and undo it."""
     import asyncio  # as of running_loop()
@@ -278,12 +287,11 @@ async def in_thread(call: Callable[[], _Each], undo: Callable[[_Each], object] =
             with contextlib.suppress(asyncio.CancelledError):  # anyio cancels again in each turn of the loop
                 await asyncio.wait({future})
 
-    loop = event_loop()
-    called = asyncio.wrap_future(own_thread(call), loop=loop)
+    begun = called(call)
     try:
-        return await asyncio.shield(called)
+        return await asyncio.shield(begun)
     except asyncio.CancelledError:
-        await ended(called)
-        if called.exception() is None:
-            await ended(asyncio.wrap_future(own_thread(partial(undo, called.result())), loop=loop))
+        await ended(begun)
+        if begun.exception() is None:
+            await ended(called(partial(undo, begun.result())))
         raise

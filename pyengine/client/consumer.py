@@ -640,10 +640,10 @@ class Consumer:
                 most = max_messages
                 if self._gave_suspects.is_set() or self._expects_suspects:
                     self._begin_call()  # here: another thread goes on after a cancellation, when more may be delivered
-                    most = await _called(partial(self._commit_before_suspects, max_messages))
+                    most = await arguments.called(partial(self._commit_before_suspects, max_messages))
                 found, left_s, _ = self._try_pull(most, call, deadline_s, is_committed=True)
             except TurnTakenError as other:
-                if not await _called(partial(self._await_turn, other.session, deadline_s)):
+                if not await arguments.called(partial(self._await_turn, other.session, deadline_s)):
                     return []
                 continue
             except UsageError:  # another thread closes it
@@ -811,7 +811,7 @@ class Consumer:
     async def retry_async(self, message: Message, delay_level: int | None = None, *, delay_s: float | None = None,
                           at: datetime | timedelta | int | None = None, reason: str = "", timeout_s: float | None = None) -> PutResult:
         """Like retry(), for asyncio."""
-        return await _called(lambda: self.retry(message, delay_level, delay_s=delay_s, at=at, reason=reason, timeout_s=timeout_s))
+        return await arguments.called(lambda: self.retry(message, delay_level, delay_s=delay_s, at=at, reason=reason, timeout_s=timeout_s))
 
     def seek(self, queue_id: int | None, to: int | datetime | Literal["first", "last"]) -> None:
         """Continue at an offset, the first or last message, or a time; durable from the next commit on; None: all queues.
@@ -1875,12 +1875,6 @@ def _deadline_s(max_messages: int, timeout_s: float | None) -> float | None:
     if arguments.integer(max_messages, "max_messages") < 1:
         raise UsageError(f"max_messages is {max_messages}; ask for at least one")
     return None if timeout_s is None else time.monotonic() + arguments.number(timeout_s, "timeout_s", -math.inf)
-
-
-def _called(call: Callable[[], _Made]) -> asyncio.Future[_Made]:
-    """Await what the call returns in a thread, which goes on if the wait is cancelled."""
-    loop = arguments.event_loop()
-    return asyncio.wrap_future(arguments.own_thread(call), loop=loop)
 
 
 async def _readable(loop: asyncio.AbstractEventLoop, readiness: Readiness, timeout_s: float) -> None:
