@@ -158,6 +158,10 @@ class CommitLog(MappedFileQueue):
         """The first folder."""
         return self._queues[0].folder
 
+    @property
+    def has_several_folders(self) -> bool:
+        return len(self._queues) > 1
+
     def follow_folders(self, folders: LogFolders, *, may_lose: bool) -> bool:
         """Follow the log into these folders and return True; unless it `may_lose` segments, False if they lack one that exists."""
         queues = self._followed(folders)

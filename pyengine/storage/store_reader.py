@@ -466,6 +466,8 @@ class StoreReader(arguments.AsyncBlock, arguments.Closing):
     def _missing_part(self) -> str:
         """Return a sentence about a part of the log that seems to be on a disk that is not mounted; "" if there is none."""
         log = self.commit_log
+        if not log.has_several_folders:  # the common case needs no look at each segment
+            return ""
         segments = [MappedFile(Path(log.path(start)), start) for start in log.starts()]
         use = store_use(self.root)
         return missing_part(self.root, segments, log.size_bytes, is_running=use is not StoreUse.CLOSED, is_noted=use is not StoreUse.OTHER)
