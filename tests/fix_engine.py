@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -61,6 +62,13 @@ class RunningEngine:
 
     def stop(self) -> bool:
         return stop_engine(self.root, timeout_s=60)
+
+    def fail(self, reason: str) -> None:
+        """Freeze it as its flusher does, and let no process of it write to a file any more, its log neither."""
+        with self.memory(writable=True) as memory:
+            native.freeze(memory.control, native.FLUSHER, 30, reason)
+        for pid in self.pids().values():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
     def memory(self, *, writable: bool = False) -> EngineMemory:
         return EngineMemory.of(self.root, writable=writable)

@@ -7,7 +7,6 @@ import functools
 import gc
 import os
 import random
-import resource
 import signal
 import stat
 import subprocess
@@ -454,10 +453,7 @@ def test_a_dropped_engine_is_left_by_one_of_another_path_too(root, tmp_path):
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_stop_that_cannot_write_its_log_tells_the_reason_and_no_line_of_before(root, engine, shared):
     started = pyengine.Engine(root, shared=shared, **SMALL).start()
-    with engine.memory(writable=True) as memory:
-        native.freeze(memory.control, native.FLUSHER, 30, "the flusher could not make a segment durable")
-    for pid in engine.pids().values():
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    engine.fail("the flusher could not make a segment durable")
     with pytest.raises(EngineError, match="in order.*: the flusher could not make a segment durable; the next start recovers it"):
         started.stop()
     assert engine.log()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import selectors
 import shlex
 import signal
@@ -436,10 +435,7 @@ def test_a_frozen_store_refuses_puts_and_is_recovered_by_the_next_start(make_eng
 def test_a_stop_that_cannot_write_its_log_tells_the_reason_and_no_line_of_before(make_engine):
     engine = make_engine()
     engine.start()
-    with engine.memory(writable=True) as memory:
-        native.freeze(memory.control, native.FLUSHER, 30, "the flusher could not make a segment durable")
-    for pid in engine.pids().values():
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    engine.fail("the flusher could not make a segment durable")
     with pytest.raises(EngineError, match="not clean: the flusher could not make a segment durable; the next start recovers it"):
         engine.stop()
     assert "ENGINE_RECOVERED" in engine.log()
